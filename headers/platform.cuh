@@ -1,0 +1,52 @@
+// What a compiler must provide: fixed-width types, launch coordinates, shared memory, warp shuffles, the architecture.
+// This header and ptx.cuh are the only places that may differ between NVRTC and another compiler.
+#pragma once
+
+namespace trtc {
+
+using uint16 = unsigned short;
+using uint32 = unsigned int;
+using uint64 = unsigned long long;
+using int32 = int;
+using int64 = long long;
+static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8, "fixed-width types");
+
+#define TRTC_DEVICE __device__ __forceinline__
+#define TRTC_ENTRY extern "C" __global__
+#define TRTC_LAUNCH_BOUNDS(threads) __launch_bounds__(threads)
+#define TRTC_PARAMETER const __grid_constant__
+
+// Kernels test this, never the compiler's own macro: 90 for sm_90.
+#define TRTC_ARCHITECTURE (__CUDA_ARCH__ / 10)
+
+// A static shared-memory array; every CTA of a cluster has it at the same offset.
+#define TRTC_SHARED(type, name, count) __shared__ type name[count]
+// The launch's dynamic shared memory, aligned to 16 bytes.
+#define TRTC_DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) type name[]
+
+TRTC_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+TRTC_DEVICE int threads_in_cta() { return static_cast<int>(blockDim.x); }
+TRTC_DEVICE int64 cta_index() { return static_cast<int64>(blockIdx.x); }
+TRTC_DEVICE int64 ctas_in_grid() { return static_cast<int64>(gridDim.x); }
+
+// Waits for every thread of the CTA and orders their shared and global accesses.
+TRTC_DEVICE void cta_barrier() { __syncthreads(); }
+
+// Full-mask shuffles, to be called by converged warps. A shuffle orders no memory.
+TRTC_DEVICE float shuffle_xor(float value, int lane_mask) { return __shfl_xor_sync(0xffffffffu, value, lane_mask); }
+
+// Correctly rounded. Programs are compiled without contraction, so a fused multiply-add is only
+// where it is written.
+TRTC_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+
+TRTC_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
+
+TRTC_DEVICE float float_from_bits(uint32 bits) { return __uint_as_float(bits); }
+TRTC_DEVICE uint32 bits_from_float(float value) { return __float_as_uint(value); }
+
+TRTC_DEVICE uint32 multiply_high(uint32 a, uint32 b) { return __umulhi(a, b); }
+
+// Tells a polling loop's hardware that it may wait a little.
+TRTC_DEVICE void spin_hint() { __nanosleep(32); }
+
+}  // namespace trtc

@@ -1,0 +1,41 @@
+// Storage types. Arithmetic is in float: a value is converted when it is loaded and when it is stored.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace trtc {
+
+struct float16 {
+  uint16 bits;
+};
+
+struct bfloat16 {
+  uint16 bits;
+};
+
+template <class A, class B>
+inline constexpr bool is_same = false;
+template <class A>
+inline constexpr bool is_same<A, A> = true;
+
+// The value of the 16-bit type T in the low half of a word, whatever the high half holds.
+template <class T>
+TRTC_DEVICE float float_from_half(uint32 word) {
+  if constexpr (is_same<T, bfloat16>) {
+    return float_from_bits(word << 16);
+  } else {
+    return float_from_float16_bits(static_cast<uint16>(word));
+  }
+}
+
+// Two values of the 16-bit type T in one word. Rounds to nearest even; overflow gives infinity; NaN stays NaN.
+template <class T>
+TRTC_DEVICE uint32 halves_from_floats(float low, float high) {
+  if constexpr (is_same<T, bfloat16>) {
+    return bfloat16_bits_from_floats(low, high);
+  } else {
+    return float16_bits_from_floats(low, high);
+  }
+}
+
+}  // namespace trtc

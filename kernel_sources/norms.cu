@@ -1,0 +1,239 @@
+// Normalization of rows.
+//
+//   rms_norm:  y = x * rstd * (weight + weight_offset),   rstd = 1 / sqrt(mean(x^2) + eps)
+//
+// A row is held by `threads` threads of each of `ctas_per_row` CTAs. Thread t of a CTA owns the columns
+// [(k * threads + t) * N, ... + N) of each chunk of its CTA's slice, for k = 0, 1, ... steps - 1: the configuration
+// alone fixes the order of a sum. Only how the bytes travel depends on alignment.
+#pragma once
+
+#include "reduce.cuh"
+#include "rows.cuh"
+
+namespace trtc {
+
+template <class Input_, class Weight_, class Output_, bool HasWeight, bool HasRstd, int Hidden, int ThreadsPerRow,
+          int RowsPerCta, int N, int Steps, int Chunks, int CtasPerRow, Exchange How>
+struct NormConfig {
+  using Input = Input_;
+  using Weight = Weight_;
+  using Output = Output_;
+  using Sum = RowSum<ThreadsPerRow, RowsPerCta, CtasPerRow, How>;
+  enum : bool { has_weight = HasWeight, has_rstd = HasRstd };
+  enum : int {
+    hidden = Hidden,
+    threads = ThreadsPerRow,
+    rows_per_cta = RowsPerCta,
+    vector = N,
+    steps = Steps,    // Vecs of a row in a thread's registers
+    chunks = Chunks,  // more than 1: the row does not fit in registers, and is read twice
+    chunk = Steps * ThreadsPerRow * N,
+    slice = Chunks * Steps * ThreadsPerRow * N,  // a CTA's columns
+    ctas_per_row = CtasPerRow,
+  };
+  static_assert(static_cast<int64>(slice) * CtasPerRow >= Hidden, "the CTAs tile the row");
+};
+
+// Within 1 ulp: one Newton step on the approximation, except where that is 0 or infinite.
+TRTC_DEVICE float rsqrt(float value) {
+  const float y = approximate_rsqrt(value);
+  const float error = fused_multiply_add(-value * y, y, 1.0f);
+  return error == error ? fused_multiply_add(0.5f * y, error, y) : y;
+}
+
+template <class Config, class Params>
+TRTC_DEVICE void rms_norm_forward(const Params& params) {
+  using Input = typename Config::Input;
+  using Weight = typename Config::Weight;
+  using Output = typename Config::Output;
+  using Sum = typename Config::Sum;
+  constexpr int N = Config::vector;
+  constexpr int threads = Config::threads;
+  // Every Vec of every thread lies in the row: counts are constants then.
+  constexpr bool exact =
+      Config::rows_per_cta == 1 && static_cast<int64>(Config::slice) * Config::ctas_per_row == Config::hidden;
+  constexpr bool one_chunk = Config::chunks == 1;
+  // Fetched before the sum, the weight's latency is hidden behind the row's; more than this much would not fit beside it.
+  constexpr bool early_weight = Config::has_weight && one_chunk && Config::steps * N * sizeof(Weight) <= 64;
+
+  TRTC_DYNAMIC_SHARED(char, staging);
+  const int thread = Config::rows_per_cta == 1 ? thread_index() : thread_index() % threads;
+  const int row_in_cta = Config::rows_per_cta == 1 ? 0 : thread_index() / threads;
+  const int rank = static_cast<int>(cta_index() % Config::ctas_per_row);
+  const int begin = rank * Config::slice;
+  Sum sum;
+  sum.begin(params, rank);
+
+  int64 row = cta_index() / Config::ctas_per_row * Config::rows_per_cta + row_in_cta;
+  do {
+    // A row past the last, and a CTA past the row's end, take part in every barrier with no columns, or less.
+    const bool exists = Config::rows_per_cta == 1 || row < params.rows;
+    const int columns = exists ? min(Config::hidden - begin, Config::slice) : 0;
+    const Input* x = static_cast<const Input*>(params.x) + begin +
+                     row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+    Output* out = static_cast<Output*>(params.out) + begin +
+                  row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
+    const Weight* w = nullptr;
+    if constexpr (Config::has_weight) w = static_cast<const Weight*>(params.weight) + begin;
+    const bool x_aligned = rows_aligned<Input, N>(x, params.x_outer_stride, params.x_inner_stride);
+    const bool out_aligned = Config::hidden % N == 0 &&
+                             rows_aligned<Output, N>(out, params.out_outer_stride, params.out_inner_stride);
+    const bool w_aligned = rows_aligned<Weight, N>(w, 0, 0);
+
+    float squares = 0.0f;
+    Vec<Input, N> value[Config::steps];
+    Vec<Weight, N> weight[Config::steps];
+#pragma unroll 1
+    for (int first = 0; first < Config::slice; first += Config::chunk) {
+#pragma unroll
+      for (int k = 0; k < Config::steps; ++k) {
+        const int column = first + (k * threads + thread) * N;
+        value[k].load(x + column, exact ? N : columns - column, x_aligned);
+        if constexpr (early_weight) {
+          weight[k].load(w + column, exact ? N : columns - column, w_aligned);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < Config::steps; ++k) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const float element = value[k].get(i);
+          squares = fused_multiply_add(element, element, squares);
+        }
+      }
+    }
+
+    const float rstd = rsqrt(sum.sum(squares) * (1.0f / Config::hidden) + params.eps);
+    if constexpr (Config::has_rstd) {
+      if (thread == 0 && rank == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd;
+    }
+
+#pragma unroll 1
+    for (int first = 0; first < Config::slice; first += Config::chunk) {
+      // An output that no vector fits is put together in shared memory.
+      Output* to = out_aligned ? out : reinterpret_cast<Output*>(staging) + row_in_cta * Config::chunk;
+      const int origin = out_aligned ? 0 : first;
+#pragma unroll
+      for (int k = 0; k < Config::steps; ++k) {
+        const int column = first + (k * threads + thread) * N;
+        if constexpr (!one_chunk) {
+          value[k].load(x + column, exact ? N : columns - column, x_aligned);
+        }
+        if constexpr (Config::has_weight && !early_weight) {
+          weight[k].load(w + column, exact ? N : columns - column, w_aligned);
+        }
+        Vec<Output, N> result;
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+          float low = value[k].get(i) * rstd;
+          float high = N == 1 ? 0.0f : value[k].get(i + 1) * rstd;
+          if constexpr (Config::has_weight) {
+            low *= weight[k].get(i) + params.weight_offset;
+            if constexpr (N > 1) high *= weight[k].get(i + 1) + params.weight_offset;
+          }
+          result.set(i, low, high);
+        }
+        result.store(to + (column - origin), exact || column < columns);
+      }
+      if (!out_aligned) {
+        cta_barrier();
+        copy_from_shared(out + origin, to, min(columns - origin, Config::chunk), thread, threads);
+        if constexpr (!one_chunk || Sum::repeats) cta_barrier();
+      }
+    }
+    row += ctas_in_grid() / Config::ctas_per_row;
+  } while (Sum::repeats && row < params.rows);
+}
+
+// ---- The general kernel: hidden size, weight's and output's type at run time ----------------------------------------
+
+// A data type as DLPack names it: type code * 256 + bits.
+enum class Dtype : int {
+  absent = 0,
+  float32 = 0x220,
+  float16 = 0x210,
+  bfloat16 = 0x410,
+};
+
+template <class T, int N>
+TRTC_DEVICE void load_floats_of(float (&values)[N], const void* row, int column, int columns) {
+  const T* first = static_cast<const T*>(row) + column;
+  Vec<T, N> value;
+  value.load(first, columns - column, rows_aligned<T, N>(first, 0, 0));
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value.get(i);
+}
+
+template <int N>
+TRTC_DEVICE void load_floats(float (&values)[N], Dtype dtype, const void* row, int column, int columns) {
+  if (dtype == Dtype::float32) load_floats_of<float, N>(values, row, column, columns);
+  if (dtype == Dtype::float16) load_floats_of<float16, N>(values, row, column, columns);
+  if (dtype == Dtype::bfloat16) load_floats_of<bfloat16, N>(values, row, column, columns);
+}
+
+template <class T, int N>
+TRTC_DEVICE void store_floats_of(const float (&values)[N], void* row, int column, int columns) {
+  T* first = static_cast<T*>(row) + column;
+  Vec<T, N> value;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) value.set(i, values[i], values[i + 1]);
+  const bool vector = column + N <= columns && rows_aligned<T, N>(first, 0, 0);
+  value.store(first, vector);
+#pragma unroll
+  for (int i = 0; i < N; ++i) value.store_element(first + i, i, !vector && column + i < columns);
+}
+
+template <int N>
+TRTC_DEVICE void store_floats(const float (&values)[N], Dtype dtype, void* row, int column, int columns) {
+  if (dtype == Dtype::float32) store_floats_of<float, N>(values, row, column, columns);
+  if (dtype == Dtype::float16) store_floats_of<float16, N>(values, row, column, columns);
+  if (dtype == Dtype::bfloat16) store_floats_of<bfloat16, N>(values, row, column, columns);
+}
+
+// Complete for every shape, not fast: `Threads` threads hold a row and read it twice.
+template <class Input, int Threads, int RowsPerCta, class Params>
+TRTC_DEVICE void rms_norm_forward_rows(const Params& params) {
+  constexpr int N = 4;
+  const int thread = thread_index() % Threads;
+  const int64 row = cta_index() * RowsPerCta + thread_index() / Threads;
+  // A row past the last takes part in the sum with no columns.
+  const bool exists = row < params.rows;
+  const int columns = exists ? params.hidden : 0;
+  const Input* x = static_cast<const Input*>(params.x) +
+                   row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+  const Dtype weight_dtype = static_cast<Dtype>(params.weight_dtype);
+  const Dtype out_dtype = static_cast<Dtype>(params.out_dtype);
+  const int64 out_bytes = out_dtype == Dtype::float32 ? 4 : 2;
+  char* out = static_cast<char*>(params.out) +
+              out_bytes * row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
+  const bool aligned = rows_aligned<Input, N>(x, 0, 0);
+
+  float squares[N] = {};  // several sums, so that a long row's are not one long chain
+  for (int column = thread * N; column < columns; column += Threads * N) {
+    Vec<Input, N> value;
+    value.load(x + column, columns - column, aligned);
+#pragma unroll
+    for (int i = 0; i < N; ++i) squares[i] = fused_multiply_add(value.get(i), value.get(i), squares[i]);
+  }
+  RowSum<Threads, RowsPerCta, 1, Exchange::none> sum;
+  sum.begin(params, 0);
+  const float mean = divide(sum.sum((squares[0] + squares[1]) + (squares[2] + squares[3])), static_cast<float>(params.hidden));
+  const float rstd = rsqrt(mean + params.eps);
+  if (params.rstd != nullptr && thread == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd;
+
+  for (int column = thread * N; column < columns; column += Threads * N) {
+    Vec<Input, N> value;
+    value.load(x + column, columns - column, aligned);
+    float weight[N];
+    if (weight_dtype != Dtype::absent) load_floats(weight, weight_dtype, params.weight, column, columns);
+    float y[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      y[i] = value.get(i) * rstd;
+      if (weight_dtype != Dtype::absent) y[i] *= weight[i] + params.weight_offset;
+    }
+    store_floats(y, out_dtype, out, column, columns);
+  }
+}
+
+}  // namespace trtc

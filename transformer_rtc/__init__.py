@@ -1,0 +1,30 @@
+"""Transformer norm kernels that are compiled by NVRTC the first time they are used."""
+
+from .arrays import DeviceArray
+from .dispatch import implementations, using
+from .errors import *  # noqa: F403
+from .errors import __all__ as _errors
+from .launch import Kernel, LaunchConfig, device_limits
+from .manager import Event, KernelManager, manager
+from .ops.norms import rms_norm
+from .spec import Field, KernelSpec, Params, TextSpec
+from .version import __version__
+
+__all__ = [
+    *_errors,
+    "DeviceArray",
+    "Event",
+    "Field",
+    "Kernel",
+    "KernelManager",
+    "KernelSpec",
+    "LaunchConfig",
+    "Params",
+    "TextSpec",
+    "__version__",
+    "device_limits",
+    "implementations",
+    "manager",
+    "rms_norm",
+    "using",
+]

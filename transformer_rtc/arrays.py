@@ -1,0 +1,571 @@
+"""Arrays of any framework, without importing one: what they are, where outputs come from, which stream they are on.
+
+The native call handles arrays whose type has DLPack's exchange table (torch) on a GPU. `call` handles the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from . import _native
+from .errors import ArgumentError, DeviceNotFoundError
+from .spec import BFLOAT16, DTYPES, FLOAT16, FLOAT32
+
+if TYPE_CHECKING:
+    from .dispatch import Argument
+
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+_ON_HOST, _ON_GPU = (_CPU, _CUDA_HOST), (_CUDA, _CUDA_MANAGED)
+_TYPESTRS = {"<f4": FLOAT32.id, "<f2": FLOAT16.id}  # of the array interface protocols
+_BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
+
+
+class RawView(NamedTuple):
+    """An array as its framework tells it. Strides are in elements; `device_type` is DLPack's."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: int
+    device_type: int
+    device: int
+    read_only: bool
+
+
+def dtype_id(dtype: object) -> int:
+    """Return the id (`transformer_rtc.spec.DType.id`) of a data type: torch's, numpy's, CuPy's, JAX's, or its name.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none that operators know.
+    """
+    name = str(dtype).rsplit(".", 1)[-1]
+    if name not in _BY_NAME:
+        try:
+            name = np.dtype(dtype).name  # type: ignore[call-overload]
+        except TypeError:
+            name = ""
+    if name not in _BY_NAME:
+        raise ArgumentError(f"a data type must be one of {', '.join(_BY_NAME)}; it is {dtype!r}")
+    return _BY_NAME[name].id
+
+
+def _dtype_of(dtype: object, argument: str) -> int:
+    try:
+        return dtype_id(dtype)
+    except ArgumentError:
+        raise ArgumentError(f"{argument} must be one of {', '.join(_BY_NAME)}; it is {dtype}") from None
+
+
+def _numpy_dtype(dtype: int) -> np.dtype[Any]:
+    if dtype == BFLOAT16.id:
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return _storage_dtype(dtype)
+
+
+def _storage_dtype(dtype: int) -> np.dtype[Any]:
+    """Return numpy's own type of the same size: for bfloat16 uint16, for workspaces uint8."""
+    return np.dtype(np.uint16 if dtype == BFLOAT16.id else DTYPES[dtype].name if dtype in DTYPES else np.uint8)
+
+
+def _element_strides(strides: Sequence[int] | None, shape: tuple[int, ...], size: int, argument: str) -> tuple[int, ...]:
+    if strides is None:
+        return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    if any(stride % size for stride in strides):
+        raise ArgumentError(f"{argument} must have strides that are multiples of its elements' size; they are {strides}")
+    return tuple(stride // size for stride in strides)
+
+
+def framework_of(type_: type, argument: str) -> tuple[object, object]:
+    """Return what the native call may use for arrays of a type: (exchange table or None, is_grad_enabled or None).
+
+    Raises
+    ------
+    ArgumentError
+        If it is a subclass of a framework's array: the table it inherits may not tell all that it is.
+    """
+    table = "__dlpack_c_exchange_api__"
+    if not hasattr(type_, table):
+        return None, None
+    torch = sys.modules.get("torch")
+    of_torch = torch is not None and issubclass(type_, torch.Tensor)
+    # A parameter or a buffer is a tensor that a module registers, and no more.
+    plain = torch is not None and type_ in (torch.nn.Parameter, getattr(torch.nn, "Buffer", None))
+    if table not in type_.__dict__ and not plain:
+        raise ArgumentError(
+            f"{argument} is a {type_.__module__}.{type_.__qualname__}, a subclass whose memory may not be all there is to "
+            f"it (a fake or wrapped tensor, say): pass a plain array, such as .as_subclass(torch.Tensor)"
+        )
+    return getattr(type_, table), torch.is_grad_enabled if torch is not None and of_torch else None
+
+
+class _Framework:
+    """What `call` asks of a framework. One instance serves one call."""
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+
+    def view(self, array: Any, argument: str, stream: int | None) -> RawView:
+        """View an array; what makes it is waited for by `stream`, or by the caller where that is None."""
+        raise NotImplementedError
+
+    def place(self, array: Any, argument: str) -> tuple[int, int]:
+        """Return where an array is: (DLPack device type, device)."""
+        view = self.view(array, argument, None)
+        return view.device_type, view.device
+
+    def stream(self, device: int) -> int:
+        """Return the stream that the framework would use now."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def allocating(self, device: int, stream: int) -> Iterator[None]:
+        """Allocate on a device, for use on a stream."""
+        yield
+
+    def empty(self, shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
+        """Return a new array and its pointer."""
+        raise NotImplementedError
+
+    def finish(self, outputs: tuple[Any, ...], stream: int, arrays: list[object]) -> tuple[Any, ...]:
+        """Return what the user gets."""
+        return outputs
+
+    def from_host(self, array: np.ndarray[Any, Any], dtype: int) -> object:
+        """Return a host array, of the storage type, as the framework's own."""
+        return array.view(_numpy_dtype(dtype))
+
+    def check_out(self, argument: str) -> None:
+        """Refuse an output given by the user where arrays are immutable."""
+
+
+class _Torch(_Framework):
+    # Tensors on the host, calls with a stream of their own, and versions without an exchange table.
+    def view(self, array: Any, argument: str, stream: int | None) -> RawView:
+        torch = sys.modules["torch"]
+        framework_of(type(array), argument)
+        if torch.is_grad_enabled() and array.requires_grad:
+            raise ArgumentError(
+                f"{argument} requires grad, and this operator records no gradient: call it under torch.no_grad() or "
+                f"torch.inference_mode(), or pass its .detach()"
+            )
+        device = array.device
+        if device.type not in ("cuda", "cpu") or array.layout != torch.strided:
+            raise ArgumentError(f"{argument} must be a strided tensor on a GPU or the host; it is {array.layout} on {device}")
+        device_type, ordinal = (_CUDA, device.index) if device.type == "cuda" else (_CPU, 0)
+        dtype = _dtype_of(array.dtype, argument)
+        try:
+            pointer = array.data_ptr()
+        except RuntimeError as error:
+            raise ArgumentError(f"{argument} is a tensor without memory of its own: {error}") from error
+        return RawView(pointer, tuple(array.shape), tuple(array.stride()), dtype, device_type, ordinal, False)
+
+    def stream(self, device: int) -> int:
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+
+    @contextlib.contextmanager
+    def allocating(self, device: int, stream: int) -> Iterator[None]:
+        cuda = sys.modules["torch"].cuda
+        if stream == cuda.current_stream(device).cuda_stream:
+            yield
+        else:
+            with cuda.stream(cuda.ExternalStream(stream, device=device)):
+                yield
+
+    def empty(self, shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
+        torch = sys.modules["torch"]
+        kind = getattr(torch, DTYPES[dtype].name) if dtype in DTYPES else torch.uint8
+        made = torch.empty(shape, dtype=kind, device=f"cuda:{device}")
+        return made, made.data_ptr()
+
+    def from_host(self, array: np.ndarray[Any, Any], dtype: int) -> object:
+        torch = sys.modules["torch"]
+        signed = array.view(np.int16) if dtype == BFLOAT16.id else array
+        return torch.from_numpy(signed).view(getattr(torch, DTYPES[dtype].name))
+
+
+class _Cupy(_Framework):
+    def view(self, array: Any, argument: str, stream: int | None) -> RawView:
+        dtype = _dtype_of(array.dtype, argument)
+        strides = _element_strides(array.strides, array.shape, array.itemsize, argument)
+        return RawView(array.data.ptr, array.shape, strides, dtype, _CUDA, array.device.id, False)
+
+    def stream(self, device: int) -> int:
+        return int(sys.modules["cupy"].cuda.get_current_stream(device).ptr)
+
+    @contextlib.contextmanager
+    def allocating(self, device: int, stream: int) -> Iterator[None]:
+        cuda = sys.modules["cupy"].cuda
+        with cuda.Device(device):
+            if stream == cuda.get_current_stream(device).ptr:
+                yield
+            else:
+                with cuda.ExternalStream(stream, device):
+                    yield
+
+    def empty(self, shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
+        made = sys.modules["cupy"].empty(shape, _numpy_dtype(dtype))
+        return made, made.data.ptr
+
+
+class _Numpy(_Framework):
+    def view(self, array: Any, argument: str, stream: int | None) -> RawView:
+        dtype = _dtype_of(array.dtype, argument)
+        if not array.dtype.isnative:
+            raise ArgumentError(f"{argument} must have the machine's byte order; it is {array.dtype.str}")
+        strides = _element_strides(array.strides, array.shape, array.itemsize, argument)
+        return RawView(array.ctypes.data, array.shape, strides, dtype, _CPU, 0, not array.flags.writeable)
+
+
+class DeviceArray:
+    """An array in device memory that this package allocated, for callers whose framework cannot be asked to.
+
+    It speaks ``__dlpack__`` and, but for bfloat16, ``__cuda_array_interface__``.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        It is row-major without gaps.
+    dtype : str
+        The element type's name.
+    device : int
+        The device's ordinal.
+    """
+
+    def __init__(self, buffer: _native.Buffer, shape: tuple[int, ...], dtype: int, stream: int) -> None:
+        self.shape, self.device, self.dtype = shape, buffer.device, _native.dtype_name(dtype)
+        self._buffer, self._dtype, self._stream = buffer, dtype, stream
+        for typestr, known in _TYPESTRS.items():
+            if known == dtype:
+                data = (buffer.pointer, False)
+                self.__cuda_array_interface__ = {
+                    "shape": shape, "typestr": typestr, "data": data, "strides": None, "stream": stream, "version": 3
+                }  # fmt: skip
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
+        """Return a DLPack capsule; `stream` waits for the work that makes the array."""
+        if stream != -1:
+            _native.order_streams(self.device, self._stream, 1 if stream is None else stream)
+        return _native.to_dlpack(self._buffer, self.shape, self._dtype)
+
+
+class _Protocol(_Framework):
+    # Whatever speaks DLPack or the CUDA array interface. Outputs are DeviceArrays.
+    def __init__(self, operator: str) -> None:
+        super().__init__(operator)
+        self._held: list[object] = []  # capsules: they own what is viewed
+        self._stream = 0
+
+    def place(self, array: Any, argument: str) -> tuple[int, int]:
+        if not hasattr(array, "__dlpack__"):
+            return super().place(array, argument)
+        device_type, device = array.__dlpack_device__()
+        return int(device_type), int(device)
+
+    def view(self, array: Any, argument: str, stream: int | None) -> RawView:
+        if hasattr(array, "__dlpack__"):
+            device_type, _ = self.place(array, argument)
+            waiting = stream if device_type in _ON_GPU else None
+            try:
+                try:
+                    capsule = array.__dlpack__(stream=waiting, max_version=(1, 0))
+                except TypeError:  # a producer of the protocol's first version
+                    capsule = array.__dlpack__(stream=waiting)
+            except (BufferError, RuntimeError, ValueError, TypeError) as error:
+                raise ArgumentError(f"{argument} gives no access to its memory: {error}") from error
+            self._held.append(capsule)
+            view = RawView(*_native.read_dlpack(capsule))
+            if view.dtype not in DTYPES:
+                raise ArgumentError(
+                    f"{argument} must be one of {', '.join(_BY_NAME)}; it is {_native.dtype_name(view.dtype)}"
+                )
+            return view
+        interface = array.__cuda_array_interface__
+        if interface["typestr"] not in _TYPESTRS or interface.get("mask") is not None:
+            raise ArgumentError(
+                f"{argument} must have elements of {', '.join(_TYPESTRS)} and no mask; they are {interface['typestr']}"
+            )
+        dtype = _TYPESTRS[interface["typestr"]]
+        pointer, read_only = interface["data"]
+        shape = tuple(interface["shape"])
+        device = _native.pointer_device(pointer) if 0 not in shape else _native.current_device()
+        if stream is not None and interface.get("stream") not in (None, stream):
+            _native.order_streams(device, interface["stream"], stream)
+        strides = _element_strides(interface.get("strides"), shape, DTYPES[dtype].bytes, argument)
+        return RawView(pointer, shape, strides, dtype, _CUDA, device, read_only)
+
+    def stream(self, device: int) -> int:
+        return 1  # the legacy default stream, as both protocols assume
+
+    @contextlib.contextmanager
+    def allocating(self, device: int, stream: int) -> Iterator[None]:
+        self._stream = stream
+        yield
+
+    def empty(self, shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
+        size = DTYPES[dtype].bytes if dtype in DTYPES else 1
+        buffer = _native.Buffer(device, math.prod(shape) * size)
+        return DeviceArray(buffer, shape, dtype, self._stream), buffer.pointer
+
+
+# What calls on a stream of our own read, until they are done.
+_in_flight: deque[tuple[_native.Event, list[object]]] = deque()
+
+
+class _Jax(_Protocol):
+    def place(self, array: Any, argument: str) -> tuple[int, int]:
+        if not hasattr(array, "unsafe_buffer_pointer"):
+            raise ArgumentError(f"{argument} is a JAX tracer: call this operator outside of jit, vmap and grad")
+        return super().place(array, argument)
+
+    def stream(self, device: int) -> int:
+        return _native.own_stream(device)
+
+    def check_out(self, argument: str) -> None:
+        raise ArgumentError(f"{argument} is a JAX array, and those are immutable: leave it out")
+
+    def finish(self, outputs: tuple[Any, ...], stream: int, arrays: list[object]) -> tuple[Any, ...]:
+        # JAX may reuse an input's memory as soon as nobody holds it, whatever a stream that it does not know still does.
+        while _in_flight and _in_flight[0][0].done():
+            _in_flight.popleft()
+        _in_flight.append((_native.Event(outputs[0].device, stream), arrays))
+        from_dlpack = sys.modules["jax"].dlpack.from_dlpack
+        return tuple(from_dlpack(output) for output in outputs)
+
+    def from_host(self, array: np.ndarray[Any, Any], dtype: int) -> object:
+        return sys.modules["jax"].numpy.asarray(super().from_host(array, dtype))
+
+
+_FRAMEWORKS: dict[str, type[_Framework]] = {
+    "torch": _Torch, "cupy": _Cupy, "jax": _Jax, "jaxlib": _Jax, "numpy": _Numpy
+}  # fmt: skip
+
+
+def _framework_type(array: object, argument: str) -> type[_Framework]:
+    for type_ in type(array).__mro__:
+        found = _FRAMEWORKS.get(type_.__module__.partition(".")[0])
+        if found is not None and (found is not _Numpy or isinstance(array, np.ndarray)):
+            return found
+    if hasattr(array, "__dlpack__") or hasattr(array, "__cuda_array_interface__"):
+        return _Protocol
+    raise ArgumentError(
+        f"{argument} must be an array (torch, CuPy, JAX, numpy, or one with __dlpack__ or __cuda_array_interface__); it "
+        f"is a {_type_name(array)}"
+    )
+
+
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def stream_handle(stream: object, operator: str) -> int:
+    """Return the handle of a stream: an int, ``__cuda_stream__``, ``.cuda_stream`` (torch) or ``.ptr`` (CuPy).
+
+    Raises
+    ------
+    ArgumentError
+        If it is none of these.
+    """
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version, handle = protocol() if callable(protocol) else protocol
+        if version == 0:
+            return int(handle)
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+        return stream
+    for attribute in ("cuda_stream", "ptr"):
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return handle
+    raise ArgumentError(
+        f"{operator}: stream must be a handle (an int), or have __cuda_stream__, .cuda_stream or .ptr; it is {stream!r}"
+    )
+
+
+class _Mirror:
+    """Host memory copied to a device as it lies, so that strides, alignment and overlap are there what they are here."""
+
+    def __init__(self, views: Sequence[RawView | None], device: int, stream: int) -> None:
+        self._device, self._stream = device, stream
+        spans = sorted(self._span(view) for view in views if view is not None and 0 not in view.shape)
+        merged: list[list[int]] = []
+        for low, high in spans:
+            if merged and low < merged[-1][1]:
+                merged[-1][1] = max(high, merged[-1][1])
+            else:
+                merged.append([low, high])
+        self._copies: list[tuple[int, int, _native.Buffer]] = []
+        for low, high in merged:
+            # From a 256-byte boundary on, so that what is aligned here is aligned there.
+            start = low - low % 256
+            buffer = _native.Buffer(device, high - start)
+            buffer.copy_from_host(low - start, low, high - low, stream)
+            self._copies.append((start, high, buffer))
+
+    @staticmethod
+    def _span(view: RawView) -> tuple[int, int]:
+        size = DTYPES[view.dtype].bytes
+        reach = [(extent - 1) * stride * size for extent, stride in zip(view.shape, view.strides, strict=True)]
+        return view.pointer + sum(min(0, way) for way in reach), view.pointer + sum(max(0, way) for way in reach) + size
+
+    def _copy(self, view: RawView) -> tuple[int, int, _native.Buffer]:
+        return next(copy for copy in self._copies if copy[0] <= view.pointer < copy[1])
+
+    def view(self, view: RawView) -> _native.View:
+        """Return the device's view of a host view."""
+        pointer = 0
+        if 0 not in view.shape:
+            start, _, buffer = self._copy(view)
+            pointer = buffer.pointer + view.pointer - start
+        return _native.View(pointer, view.shape, view.strides, view.dtype, self._device, view.read_only)
+
+    def copy_back(self, view: RawView) -> None:
+        """Copy a view's elements, and no others, back to the host."""
+        if 0 in view.shape:
+            return
+        start, high, buffer = self._copy(view)
+        memory = np.empty(high - start, np.uint8)
+        buffer.copy_to_host(0, memory.ctypes.data, memory.nbytes, self._stream)
+        _native.synchronize_stream(self._device, self._stream)
+        _host_array(view)[...] = _host_array(view._replace(pointer=memory.ctypes.data + view.pointer - start))
+
+
+def _host_array(view: RawView) -> np.ndarray[Any, Any]:
+    """Return host memory as numpy sees it, with the storage type."""
+    dtype = _storage_dtype(view.dtype)
+
+    class Memory:
+        __array_interface__ = {
+            "shape": view.shape, "typestr": dtype.str, "data": (view.pointer, view.read_only),
+            "strides": tuple(stride * dtype.itemsize for stride in view.strides), "version": 3,
+        }  # fmt: skip
+
+    return np.asarray(Memory())
+
+
+def call(native: _native.Operator, arguments: Sequence[Argument], values: tuple[Any, ...]) -> object:
+    """Call an operator with arrays that need more than a pointer.
+
+    Parameters
+    ----------
+    native : Operator
+        The native operator.
+    arguments : sequence of Argument
+        Its descriptor.
+    values : tuple
+        The call's arguments, in that order.
+    """
+    name = native.name
+    arrays: list[tuple[str, str, Any]] = []  # (role, what messages call it, the array or None)
+    stream = None
+    for argument, value in zip(arguments, values, strict=True):
+        if argument.role == "stream":
+            stream = None if value is None else stream_handle(value, name)
+        elif argument.role == "row_values":
+            arrays.append((argument.role, argument.name, None))
+        elif argument.role in ("rows", "columns", "rows_out"):
+            if value is None and argument.role != "rows_out" and not argument.optional:
+                raise ArgumentError(f"{name}: {argument.name} must be an array; it is None")
+            arrays.append((argument.role, f"{name}: {argument.name}", value))
+
+    _, first_name, first = arrays[0]
+    kind = _framework_type(first, first_name)
+    framework = kind(name)
+    for role, argument_name, array in arrays:
+        if array is None:
+            continue
+        if _framework_type(array, argument_name) is not kind:
+            raise ArgumentError(
+                f"{argument_name} must be of the same framework as the {_type_name(first)} before it; it is a "
+                f"{_type_name(array)}"
+            )
+        if role == "rows_out":
+            framework.check_out(argument_name)
+
+    device_type, device = framework.place(first, first_name)
+    if device_type not in _ON_HOST + _ON_GPU:
+        raise ArgumentError(f"{first_name} must be on a CUDA GPU or the host; its DLPack device type is {device_type}")
+    on_host = device_type in _ON_HOST
+    if on_host:
+        try:
+            device = _native.current_device()
+        except DeviceNotFoundError as error:
+            raise type(error)(f"{first_name} is on the host, and is staged through a GPU: {error}") from error
+    if stream is not None and not _native.stream_on_device(device, stream):
+        raise ArgumentError(f"{name}: stream belongs to another device or context than cuda:{device}")
+    if stream is None:
+        stream = _native.own_stream(device) if on_host else framework.stream(device)
+
+    views: list[RawView | None] = []
+    for _, argument_name, array in arrays:
+        view = None
+        if array is not None:
+            view = framework.view(array, argument_name, None if on_host else stream)
+            if view.device_type not in (_ON_HOST if on_host else _ON_GPU):
+                raise ArgumentError(f"{argument_name} must be on the {'host' if on_host else 'GPU'}, like the array before it")
+        views.append(view)
+
+    if on_host:
+        return _call_on_host(native, arrays, views, values, framework, device, stream)
+    held = [
+        None if view is None else (_native.View(*view[:4], view.device, view.read_only), array)
+        for view, (_, _, array) in zip(views, arrays, strict=True)
+    ]
+    with framework.allocating(device, stream):
+        result = native.run_views(held, values, framework.empty, stream)
+    made = result if isinstance(result, tuple) else (result,)
+    made = framework.finish(made, stream, [array for _, _, array in arrays])
+    return made if isinstance(result, tuple) else made[0]
+
+
+def _call_on_host(
+    native: _native.Operator,
+    arrays: list[tuple[str, str, Any]],
+    views: list[RawView | None],
+    values: tuple[Any, ...],
+    framework: _Framework,
+    device: int,
+    stream: int,
+) -> object:
+    mirror = _Mirror(views, device, stream)
+
+    class Made(NamedTuple):
+        buffer: _native.Buffer
+        shape: tuple[int, ...]
+        dtype: int
+
+    def empty(shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
+        buffer = _native.Buffer(device, math.prod(shape) * _storage_dtype(dtype).itemsize)
+        return Made(buffer, shape, dtype), buffer.pointer
+
+    held = [
+        None if view is None else (mirror.view(view), array) for view, (_, _, array) in zip(views, arrays, strict=True)
+    ]
+    result = native.run_views(held, values, empty, stream)
+    outputs: list[object] = []
+    for output in result if isinstance(result, tuple) else (result,):
+        if isinstance(output, Made):
+            host = np.empty(output.shape, _storage_dtype(output.dtype))
+            output.buffer.copy_to_host(0, host.ctypes.data, host.nbytes, stream)
+            _native.synchronize_stream(device, stream)
+            outputs.append(framework.from_host(host, output.dtype))
+        else:
+            for view, (role, _, array) in zip(views, arrays, strict=True):
+                if role == "rows_out" and array is output and view is not None:
+                    mirror.copy_back(view)
+            outputs.append(output)
+    return tuple(outputs) if isinstance(result, tuple) else outputs[0]

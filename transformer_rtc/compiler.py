@@ -1,0 +1,228 @@
+"""A program's text -> machine code, through NVRTC. The only file that opens libnvrtc."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import threading
+from typing import NamedTuple
+
+from .errors import ArgumentError, CompileError, CompilerNotFoundError
+
+__all__ = ["Compiled", "OPTIONS", "compile_program", "compiler_identity"]
+
+# Contraction is off, so that a fused multiply-add is only where a kernel names it and every compiler computes the same.
+OPTIONS = ("--std=c++17", "--fmad=false")
+
+# Where NVRTC comes from, by the major version of the bindings, which decides the library that they open.
+_DISTRIBUTIONS = {"12": "nvidia_cuda_nvrtc_cu12", "13": "nvidia_cuda_nvrtc"}
+_INSTALL = "pip install 'transformer_rtc[cu12]' (or [cu13] for a driver of CUDA 13)"
+
+# These make NVRTC read files that no cache key sees.
+_FILE_OPTIONS = re.compile(r"^(-I|--?include-path|--?pre-include|-include|--?pch-dir|--?use-pch|--?create-pch)")
+
+
+class Compiled(NamedTuple):
+    """What a compile gave.
+
+    Attributes
+    ----------
+    image : bytes
+        A cubin, or PTX ending in a zero byte.
+    kind : str
+        ``"cubin"``, or ``"ptx"`` for an architecture that NVRTC does not know yet: the driver compiles it when it is loaded.
+    log : str
+        NVRTC's log; with ``-Xptxas=-v`` among the options, the resource report.
+    compiler : str
+        The identity of what really compiled it.
+    """
+
+    image: bytes
+    kind: str
+    log: str
+    compiler: str
+
+
+def _installed_version(distribution: str) -> tuple[str, str] | None:
+    # importlib.metadata says the same and takes 30 ms to import: more than everything else in a warm start.
+    pattern = re.compile(re.escape(distribution) + r"-([^-]+)\.dist-info", re.IGNORECASE)
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for name in names:
+            match = pattern.fullmatch(name)
+            if match:
+                return match[1], os.path.realpath(folder or ".")
+    return None
+
+
+def _file_identity(path: str) -> str:
+    path = os.path.realpath(path)
+    status = os.stat(path)
+    return f"{path} {status.st_size} {status.st_mtime_ns}"
+
+
+def _bindings_major() -> str:
+    found = _installed_version("cuda_bindings")
+    major = found[0].split(".")[0] if found else ""
+    if major not in _DISTRIBUTIONS:
+        what = f"cuda-bindings {found[0]} is installed" if found else "cuda-python is not installed"
+        raise CompilerNotFoundError(f"a kernel must be compiled, and {what}: {_INSTALL}")
+    return major
+
+
+@functools.cache
+def compiler_identity() -> str:
+    """Return which NVRTC would compile, without opening it.
+
+    The distribution and its version where there is one, else the library's real path, size and time.
+
+    Raises
+    ------
+    CompilerNotFoundError
+        If there is none.
+    """
+    major = _bindings_major()
+    distribution = _DISTRIBUTIONS[major]
+    found = _installed_version(distribution)
+    if found:
+        return f"{distribution} {found[0]}"
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    for variable, below in (("CONDA_PREFIX", "lib"), ("CUDA_HOME", "lib64"), ("CUDA_PATH", "lib64")):
+        if os.environ.get(variable):
+            folders.append(os.path.join(os.environ[variable], below))
+    for folder in [*folders, "/usr/local/cuda/lib64"]:
+        path = os.path.join(folder, f"libnvrtc.so.{major}")
+        if folder and os.path.exists(path):
+            return _file_identity(path)
+    raise CompilerNotFoundError(f"a kernel must be compiled, and NVRTC {major} is not installed: {_INSTALL}")
+
+
+class _Nvrtc:
+    """NVRTC, opened."""
+
+    def __init__(self) -> None:
+        major = _bindings_major()
+        try:
+            from cuda.bindings import nvrtc
+            from cuda.pathfinder import load_nvidia_dynamic_lib
+
+            path = load_nvidia_dynamic_lib("nvrtc").abs_path
+            result, *version = nvrtc.nvrtcVersion()
+        except (ImportError, RuntimeError) as error:
+            raise CompilerNotFoundError(f"a kernel must be compiled, and NVRTC cannot be opened: {error}. {_INSTALL}") from error
+        self.nvrtc = nvrtc
+        self.version = ".".join(map(str, version))
+        result, self.architectures = nvrtc.nvrtcGetSupportedArchs()
+        found = _installed_version(_DISTRIBUTIONS[major])
+        if path and found and os.path.realpath(path).startswith(found[1] + os.sep) and found[0].startswith(self.version):
+            self.identity = f"{_DISTRIBUTIONS[major]} {found[0]}"
+        else:
+            self.identity = _file_identity(path) if path else f"nvrtc {self.version}"
+
+    def check(self, result: object, what: str) -> None:
+        if result != self.nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(f"{what}: {result!r}")
+
+
+_opening = threading.Lock()
+_opened: _Nvrtc | None = None
+
+
+def _open() -> _Nvrtc:
+    global _opened
+    with _opening:
+        if _opened is None:
+            _opened = _Nvrtc()
+        return _opened
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what takes part in a compile, opening nothing."""
+    from .version import __version__
+
+    found = {"transformer_rtc": __version__, "python": sys.version.split()[0]}
+    for distribution in ("cuda_bindings", *_DISTRIBUTIONS.values()):
+        installed = _installed_version(distribution)
+        if installed:
+            found[distribution] = installed[0]
+    return found
+
+
+def compile_program(
+    symbol: str,
+    program: str,
+    headers: dict[str, str],
+    options: tuple[str, ...],
+    architecture: int,
+    *,
+    ptx: bool = False,
+) -> Compiled:
+    """Compile a program. Releases the GIL; several threads may compile at once.
+
+    Parameters
+    ----------
+    symbol : str
+        The entry's name, for messages.
+    program : str
+        CUDA C++.
+    headers : dict of str to str
+        What it may include; nothing else is found.
+    options : tuple of str
+        Beyond `OPTIONS` and the architecture.
+    architecture : int
+        90 for compute capability 9.0.
+    ptx : bool
+        Whether to stop at PTX.
+
+    Raises
+    ------
+    CompileError
+        If NVRTC refuses the program or does not compile for the architecture any more.
+    CompilerNotFoundError
+        If NVRTC is not installed.
+    ArgumentError
+        If an option names files.
+    """
+    for option in options:
+        if _FILE_OPTIONS.match(option):
+            raise ArgumentError(f"{symbol}: the option {option} makes NVRTC read files; pass their text as headers")
+    opened = _open()
+    nvrtc, known = opened.nvrtc, opened.architectures
+    newest = max((other for other in known if other <= architecture), default=architecture)
+    kind = "ptx" if ptx or newest != architecture else "cubin"
+    target = f"compute_{newest}" if kind == "ptx" else f"sm_{architecture}"
+    all_options = (f"--gpu-architecture={target}", *OPTIONS, *options)
+    result, handle = nvrtc.nvrtcCreateProgram(
+        program.encode(),
+        f"{symbol}.cu".encode(),
+        len(headers),
+        [text.encode() for text in headers.values()],
+        [name.encode() for name in headers],
+    )
+    opened.check(result, "nvrtcCreateProgram")
+    try:
+        (compiled,) = nvrtc.nvrtcCompileProgram(handle, len(all_options), [option.encode() for option in all_options])
+
+        def read(size: object, get: object) -> bytes:
+            result, count = size(handle)  # type: ignore[operator]
+            opened.check(result, "NVRTC")
+            data = b"\0" * int(count)
+            (result,) = get(handle, data)  # type: ignore[operator]
+            opened.check(result, "NVRTC")
+            return data
+
+        log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0").decode(errors="replace")
+        if compiled != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(symbol, all_options, program, log or repr(compiled), {**versions(), "nvrtc": opened.version})
+        if kind == "cubin":
+            image = read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        else:
+            image = read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        return Compiled(image, kind, log, opened.identity)
+    finally:
+        nvrtc.nvrtcDestroyProgram(handle)

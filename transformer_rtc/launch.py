@@ -1,0 +1,184 @@
+"""A loaded kernel and one launch of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from . import _native
+from .errors import ArgumentError, LaunchError
+from .spec import ARCHITECTURES, DeviceLimits, Params
+
+__all__ = ["Dim3", "Kernel", "LaunchConfig", "device_limits"]
+
+Dim3 = tuple[int, int, int]
+
+# CUfunction_attribute, CUdevice_attribute and CUfunc_cache of the CUDA driver API.
+_MAX_THREADS, _STATIC_SHARED, _LOCAL, _REGISTERS, _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 0, 1, 3, 4, 8, 14
+_MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_PER_CTA, _CLUSTERS = 16, 75, 76, 97, 120
+_CACHE_PREFERENCES = {"none": 0, "shared": 1, "l1": 2, "equal": 3}
+_PORTABLE_CLUSTER = 8
+_DEFAULT_DYNAMIC_SHARED = 48 * 1024  # a launch may have this much without asking
+
+
+def device_limits(device: int) -> DeviceLimits:
+    """Return what a device's kernels may use, as its driver says."""
+    architecture = 10 * _native.device_attribute(device, _MAJOR) + _native.device_attribute(device, _MINOR)
+    largest = ARCHITECTURES[architecture].max_cluster_size if architecture in ARCHITECTURES else _PORTABLE_CLUSTER
+    return DeviceLimits(
+        architecture=architecture,
+        shared_memory_per_cta=_native.device_attribute(device, _SHARED_PER_CTA),
+        max_cluster_size=largest if _native.device_attribute(device, _CLUSTERS) else 1,
+    )
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How a kernel is launched.
+
+    Attributes
+    ----------
+    grid, block : tuple of int
+        CTAs, and threads of one.
+    cluster : tuple of int
+        CTAs of a cluster; (1, 1, 1) is none.
+    dynamic_shared_memory : int
+        Bytes of a CTA, beyond the kernel's static ones.
+    cooperative : bool
+        Whether all CTAs must be resident together, so that they may wait for each other.
+    """
+
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3 = (1, 1, 1)
+    dynamic_shared_memory: int = 0
+    cooperative: bool = False
+
+
+class Kernel:
+    """A kernel loaded on one device. Made by `KernelManager`."""
+
+    def __init__(self, symbol: str, params: Params, device: int, image: bytes) -> None:
+        self.symbol = symbol
+        self.params = params
+        self.device = device
+        self.function = _native.Function(device, image, symbol)
+        loaded = self.function.parameter_bytes()
+        if loaded not in (-1, params.size):
+            raise LaunchError(f"{symbol} takes {loaded} bytes of parameters, and its fields describe {params.size}")
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread."""
+        return self.function.attribute(_REGISTERS)
+
+    @property
+    def static_shared_memory(self) -> int:
+        """Bytes of shared memory that the text declares."""
+        return self.function.attribute(_STATIC_SHARED)
+
+    @property
+    def local_memory(self) -> int:
+        """Bytes of local memory of a thread: spills and arrays that are no registers."""
+        return self.function.attribute(_LOCAL)
+
+    @property
+    def max_threads(self) -> int:
+        """The most threads of a CTA."""
+        return self.function.attribute(_MAX_THREADS)
+
+    @property
+    def max_dynamic_shared_memory(self) -> int:
+        """The most dynamic shared memory of a launch, in bytes. Set it to use more than 48 KiB."""
+        return self.function.attribute(_MAX_DYNAMIC_SHARED)
+
+    @max_dynamic_shared_memory.setter
+    def max_dynamic_shared_memory(self, size: int) -> None:
+        self.function.set_attribute(_MAX_DYNAMIC_SHARED, size)
+
+    def set_cache_preference(self, preference: str) -> None:
+        """Say what on-chip memory is for: ``"none"``, ``"shared"``, ``"l1"`` or ``"equal"``."""
+        if preference not in _CACHE_PREFERENCES:
+            raise ArgumentError(f"preference is {preference!r}; it takes {', '.join(_CACHE_PREFERENCES)}")
+        self.function.set_cache_preference(_CACHE_PREFERENCES[preference])
+
+    def max_active_ctas(self, block: Dim3, dynamic_shared_memory: int = 0) -> int:
+        """Return how many CTAs a multiprocessor can hold together."""
+        return self.function.max_active_ctas(block, dynamic_shared_memory)
+
+    def max_active_clusters(self, block: Dim3, cluster: Dim3, dynamic_shared_memory: int = 0) -> int:
+        """Return how many clusters the device can hold together."""
+        return self.function.max_active_clusters(block, cluster, dynamic_shared_memory)
+
+    def prepare(self, config: LaunchConfig) -> int:
+        """Set what the driver must be told before such a launch, and return how many CTAs can be resident together.
+
+        Raises
+        ------
+        LaunchError
+            If not one cluster, or for a cooperative launch not one CTA, can be resident.
+        """
+        if config.dynamic_shared_memory + self.static_shared_memory > _DEFAULT_DYNAMIC_SHARED:
+            self.max_dynamic_shared_memory = config.dynamic_shared_memory
+        size = config.cluster[0] * config.cluster[1] * config.cluster[2]
+        if size > 1:
+            if size > _PORTABLE_CLUSTER:
+                self.function.set_attribute(_NON_PORTABLE_CLUSTER, 1)
+            resident = size * self.max_active_clusters(config.block, config.cluster, config.dynamic_shared_memory)
+        else:
+            per_multiprocessor = self.max_active_ctas(config.block, config.dynamic_shared_memory)
+            resident = per_multiprocessor * _native.device_attribute(self.device, _MULTIPROCESSORS)
+        if resident == 0:
+            raise LaunchError(
+                f"{self.symbol}: {size} CTAs of {config.block} threads with {config.dynamic_shared_memory} bytes of "
+                f"dynamic shared memory must be resident together; cuda:{self.device} can hold 0"
+            )
+        return resident
+
+    def launch(self, config: LaunchConfig, params: bytes | Mapping[str, float], stream: int = 0) -> None:
+        """Launch the kernel.
+
+        Parameters
+        ----------
+        config : LaunchConfig
+            The grid and what belongs to it.
+        params : bytes or mapping
+            What `Params.pack` gave, or its values by name.
+        stream : int
+            A ``CUstream`` of the kernel's device; 0 is the legacy default stream.
+
+        Raises
+        ------
+        LaunchError
+            If a cooperative grid or a cluster cannot be resident.
+        ArgumentError
+            If the parameters have another size.
+        """
+        packed = params if isinstance(params, bytes) else self.params.pack(**params)
+        if len(packed) != self.params.size:
+            raise ArgumentError(f"{self.symbol} takes {self.params.size} bytes of parameters; {len(packed)} were given")
+        if config.cooperative or config.cluster != (1, 1, 1) or config.dynamic_shared_memory > _DEFAULT_DYNAMIC_SHARED:
+            resident = self.prepare(config)
+            ctas = config.grid[0] * config.grid[1] * config.grid[2]
+            if config.cooperative and ctas > resident:
+                raise LaunchError(
+                    f"{self.symbol}: a cooperative grid of {ctas} CTAs must be resident; cuda:{self.device} can hold "
+                    f"{resident} of them"
+                )
+        self.function.launch(
+            config.grid,
+            config.block,
+            config.cluster,
+            config.dynamic_shared_memory,
+            config.cooperative,
+            packed,
+            stream,
+        )
+
+    def launch_plain(self, grid: Dim3, block: Dim3, params: bytes | Mapping[str, float], stream: int = 0) -> None:
+        """Launch independent CTAs."""
+        self.launch(LaunchConfig(grid, block), params, stream)
+
+    def launch_cooperative(self, grid: Dim3, block: Dim3, params: bytes | Mapping[str, float], stream: int = 0) -> None:
+        """Launch CTAs that may wait for each other."""
+        self.launch(LaunchConfig(grid, block, cooperative=True), params, stream)

@@ -1,0 +1,146 @@
+#include "array.hpp"
+
+#include <cstdlib>
+
+std::string dtype_name(DtypeId dtype) {
+  // https://dmlc.github.io/dlpack/latest/c_api.html, DLDataTypeCode
+  static const char* const names[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool",
+                                      "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
+                                      "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"};
+  const unsigned code = dtype >> 8;
+  const std::string bits = std::to_string(dtype & 0xff);
+  if (code >= sizeof(names) / sizeof(names[0])) return "type " + std::to_string(code) + " of " + bits + " bits";
+  return code >= 6 ? names[code] : names[code] + bits;
+}
+
+int64_t View::stride(int dimension) const {
+  if (strides != nullptr) return strides[dimension];
+  int64_t stride = 1;
+  for (int i = dimension + 1; i < ndim; ++i) stride *= shape[i];
+  return stride;
+}
+
+int64_t View::size() const {
+  int64_t size = 1;
+  for (int i = 0; i < ndim; ++i) size *= shape[i];
+  return size;
+}
+
+std::string View::shape_text() const {
+  std::string text = "(";
+  for (int i = 0; i < ndim; ++i) text += std::to_string(shape[i]) + (i + 1 < ndim ? ", " : ndim == 1 ? "," : "");
+  return text + ")";
+}
+
+View view_of(const DLTensor& tensor) {
+  View view;
+  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  view.ndim = tensor.ndim;
+  view.shape = tensor.shape;
+  view.strides = tensor.strides;
+  view.dtype = static_cast<DtypeId>(tensor.dtype.code << 8 | tensor.dtype.bits);
+  view.device = tensor.device.id;
+  return view;
+}
+
+bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowStrides* strides) {
+  const View& first = *views[0];
+  geometry.columns = first.shape[first.ndim - 1];
+  geometry.rows = 1;
+  int64_t counts[2] = {1, 1};  // inner, outer
+  int64_t group_strides[2][kMaxArrays] = {};
+  int groups = 0;
+  for (int dimension = first.ndim - 2; dimension >= 0; --dimension) {
+    const int64_t extent = first.shape[dimension];
+    geometry.rows *= extent;
+    if (extent == 1) continue;
+    bool merges = groups > 0;
+    for (int i = 0; i < count && merges; ++i) {
+      merges = views[i]->stride(dimension) == group_strides[groups - 1][i] * counts[groups - 1];
+    }
+    if (merges) {
+      counts[groups - 1] *= extent;
+      continue;
+    }
+    if (groups == 2) {
+      groups = 3;  // keep counting rows: none may be left
+      continue;
+    }
+    if (groups > 2) continue;
+    for (int i = 0; i < count; ++i) group_strides[groups][i] = views[i]->stride(dimension);
+    counts[groups++] = extent;
+  }
+  if (groups > 2) return geometry.rows == 0;
+  geometry.inner_count = groups == 2 ? counts[0] : 1;
+  for (int i = 0; i < count; ++i) {
+    strides[i].outer = groups == 0 ? 0 : group_strides[groups - 1][i];
+    strides[i].inner = groups == 2 ? group_strides[0][i] : 0;
+  }
+  return true;
+}
+
+namespace {
+
+struct Extent {
+  int64_t low;   // of the first element of the first row in memory, in elements from the base
+  int64_t high;  // one past the last
+};
+
+Extent extent_of(const Geometry& geometry, const RowStrides& strides) {
+  Extent extent{0, geometry.columns};
+  const int64_t reach[] = {(geometry.rows / geometry.inner_count - 1) * strides.outer,
+                           (geometry.inner_count - 1) * strides.inner};
+  for (int64_t distance : reach) (distance < 0 ? extent.low : extent.high) += distance;
+  return extent;
+}
+
+bool bytes_overlap(const char* a_low, const char* a_high, const char* b_low, const char* b_high) {
+  return a_low < b_high && b_low < a_high;
+}
+
+}  // namespace
+
+bool rows_overlap(const Geometry& geometry, const RowStrides& strides) {
+  const int64_t outer_count = geometry.rows / geometry.inner_count;
+  int64_t small = std::llabs(strides.inner), small_count = geometry.inner_count;
+  int64_t large = std::llabs(strides.outer), large_count = outer_count;
+  if (large_count > 1 && (small_count == 1 || large < small)) {
+    std::swap(small, large);
+    std::swap(small_count, large_count);
+  }
+  if (small_count > 1 && small < geometry.columns) return true;
+  return large_count > 1 && large < (small_count - 1) * small + geometry.columns;
+}
+
+bool arrays_overlap(const Geometry& geometry, const View& a, const RowStrides& a_strides, const View& b,
+                    const RowStrides& b_strides) {
+  const int a_bytes = dtype_bytes(a.dtype), b_bytes = dtype_bytes(b.dtype);
+  const Extent ea = extent_of(geometry, a_strides), eb = extent_of(geometry, b_strides);
+  if (!bytes_overlap(a.data + ea.low * a_bytes, a.data + ea.high * a_bytes, b.data + eb.low * b_bytes,
+                     b.data + eb.high * b_bytes)) {
+    return false;
+  }
+  // Slices of one packed array, as q and k in qkv: their rows lie between each other's.
+  if (a_bytes != b_bytes || a_strides.outer != b_strides.outer || a_strides.inner != b_strides.inner ||
+      a_strides.inner < 0 || a_strides.outer <= 0 || (b.data - a.data) % a_bytes != 0) {
+    return true;
+  }
+  const int64_t period = a_strides.outer;
+  const int64_t span = (geometry.inner_count - 1) * a_strides.inner + geometry.columns;
+  const int64_t offset = (((b.data - a.data) / a_bytes) % period + period) % period;
+  return offset < span || offset + span > period;
+}
+
+bool extents_overlap(const Geometry& geometry, const View& rows, const RowStrides& strides, const View& vector) {
+  const int bytes = dtype_bytes(rows.dtype);
+  const Extent extent = extent_of(geometry, strides);
+  return bytes_overlap(rows.data + extent.low * bytes, rows.data + extent.high * bytes, vector.data,
+                       vector.data + vector.size() * dtype_bytes(vector.dtype));
+}
+
+Divisor divide_by(uint32_t divisor) {
+  uint32_t shift = 0;
+  while ((uint64_t{2} << shift) < divisor) ++shift;
+  const unsigned __int128 power = static_cast<unsigned __int128>(1) << (32 + shift);
+  return {static_cast<uint32_t>((power + divisor - 1) / divisor), shift};
+}

@@ -1,0 +1,67 @@
+// Arrays as the kernels see them: typed views of somebody's memory, and the geometry of their rows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dlpack.hpp"
+
+// A data type as DLPack names it: type code * 256 + bits. It is the package's only numbering of types.
+using DtypeId = uint16_t;
+constexpr int dtype_bytes(DtypeId dtype) { return (dtype & 0xff) / 8; }
+std::string dtype_name(DtypeId dtype);
+
+// Borrows shape and strides.
+struct View {
+  char* data = nullptr;
+  int ndim = 0;
+  const int64_t* shape = nullptr;
+  const int64_t* strides = nullptr;  // in elements; null: row-major without gaps
+  DtypeId dtype = 0;
+  int device = 0;
+  bool read_only = false;
+
+  int64_t stride(int dimension) const;
+  int64_t size() const;
+  std::string shape_text() const;
+};
+
+View view_of(const DLTensor& tensor);
+
+// The rows of arrays of one shape: the last dimension is a row, and the others collapse, for all the arrays alike, to
+// `rows / inner_count` outer times `inner_count` inner ones.
+struct Geometry {
+  int64_t rows = 1;
+  int64_t columns = 1;
+  int64_t inner_count = 1;
+};
+
+constexpr int kMaxArrays = 8;
+
+struct RowStrides {
+  int64_t outer = 0;
+  int64_t inner = 0;
+};
+
+// Collapses views[0 .. count), which have one shape. Strides of dimensions that do not repeat are 0. Returns false where
+// more than two strides are left.
+bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowStrides* strides);
+
+// Whether two rows of an array share an element.
+bool rows_overlap(const Geometry& geometry, const RowStrides& strides);
+
+// Whether an array of rows shares an element with another; when in doubt, yes.
+bool arrays_overlap(const Geometry& geometry, const View& a, const RowStrides& a_strides, const View& b,
+                    const RowStrides& b_strides);
+
+// Whether a vector shares a byte with an array of rows' extent.
+bool extents_overlap(const Geometry& geometry, const View& rows, const RowStrides& strides, const View& vector);
+
+// floor(n / divisor) = (n * magic) >> (32 + shift) for n < 2^31 and 2 <= divisor < 2^31 (Granlund and Montgomery,
+// "Division by invariant integers using multiplication", 1994).
+struct Divisor {
+  uint32_t magic;
+  uint32_t shift;
+};
+Divisor divide_by(uint32_t divisor);

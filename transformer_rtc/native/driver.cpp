@@ -1,0 +1,258 @@
+#include "driver.hpp"
+
+#include <dlfcn.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "errors.hpp"
+
+namespace {
+
+constexpr unsigned kDisableTiming = 2;
+
+Driver open_driver() {
+  Driver driver{};
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw PackageError{"DriverNotFoundError",
+                       std::string("no NVIDIA driver: libcuda.so.1 cannot be opened (") + dlerror() + ")"};
+  }
+  auto resolve = [&](const char* name) { return dlsym(library, name); };
+  driver.cuDriverGetVersion = reinterpret_cast<decltype(driver.cuDriverGetVersion)>(resolve("cuDriverGetVersion"));
+  if (driver.cuDriverGetVersion == nullptr || driver.cuDriverGetVersion(&driver.version) != 0) {
+    throw PackageError{"DriverError", "libcuda.so.1 does not tell its version"};
+  }
+  if (driver.version < kOldestDriver) {
+    throw PackageError{"DriverError", "the NVIDIA driver is too old: it runs CUDA " +
+                                          std::to_string(driver.version / 1000) + "." +
+                                          std::to_string(driver.version % 1000 / 10) +
+                                          "; transformer_rtc needs CUDA 12.0, driver 525.60.13 or newer"};
+  }
+#define TRTC_RESOLVE(name, parameters)                                                       \
+  driver.name = reinterpret_cast<decltype(driver.name)>(resolve(#name));                     \
+  if (driver.name == nullptr) throw PackageError{"DriverError", "the NVIDIA driver has no " #name};
+  TRTC_DRIVER_FUNCTIONS(TRTC_RESOLVE)
+#undef TRTC_RESOLVE
+  driver.cuFuncGetParamInfo = reinterpret_cast<decltype(driver.cuFuncGetParamInfo)>(resolve("cuFuncGetParamInfo"));
+  const CUresult result = driver.cuInit(0);
+  if (result != 0) {
+    const char* text = nullptr;
+    driver.cuGetErrorString(result, &text);
+    throw PackageError{"DriverError", std::string("the NVIDIA driver does not start: cuInit: ") + (text ? text : "?")};
+  }
+  return driver;
+}
+
+CUlaunchConfig driver_config(const LaunchShape& shape, CUstream stream, CUlaunchAttribute (&attributes)[2]) {
+  unsigned count = 0;
+  if (shape.cooperative) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    attributes[count++].value.cooperative = 1;
+  }
+  if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[count++].value.cluster = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+  }
+  return {shape.grid.x,  shape.grid.y,  shape.grid.z, shape.block.x, shape.block.y, shape.block.z,
+          shape.dynamic_shared_memory, stream,       attributes,    count};
+}
+
+}  // namespace
+
+const Driver& driver() {
+  // A failure is not remembered: the next call tries again and throws again.
+  static const Driver instance = open_driver();
+  return instance;
+}
+
+void check(CUresult result, const char* what) {
+  if (result == 0) return;
+  const char* name = nullptr;
+  const char* text = nullptr;
+  driver().cuGetErrorName(result, &name);
+  driver().cuGetErrorString(result, &text);
+  throw PackageError{"DriverError", std::string(what) + ": " + (name ? name : "unknown error") + " (" +
+                                        std::to_string(result) + "): " + (text ? text : "")};
+}
+
+int Device::attribute(int id) const {
+  int value = 0;
+  check(driver().cuDeviceGetAttribute(&value, id, handle), "cuDeviceGetAttribute");
+  return value;
+}
+
+int device_count() {
+  int count = 0;
+  check(driver().cuDeviceGetCount(&count), "cuDeviceGetCount");
+  return count;
+}
+
+const Device& device(int ordinal) {
+  // Called with the GIL held. Devices stay where they are: plans keep references.
+  static std::vector<std::unique_ptr<Device>> devices;
+  if (ordinal >= 0 && ordinal < static_cast<int>(devices.size()) && devices[ordinal]) return *devices[ordinal];
+  const int count = device_count();
+  if (ordinal < 0 || ordinal >= count) {
+    throw PackageError{"DeviceNotFoundError", "there is no CUDA device " + std::to_string(ordinal) + ": the driver sees " +
+                                                  std::to_string(count)};
+  }
+  auto opened = std::make_unique<Device>();
+  opened->ordinal = ordinal;
+  check(driver().cuDeviceGet(&opened->handle, ordinal), "cuDeviceGet");
+  check(driver().cuDevicePrimaryCtxRetain(&opened->context, opened->handle), "cuDevicePrimaryCtxRetain");
+  devices.resize(count);
+  devices[ordinal] = std::move(opened);
+  return *devices[ordinal];
+}
+
+Function::Function(int ordinal, const void* image, const std::string& symbol) : device_(::device(ordinal)) {
+  CurrentContext current(device_);
+  check(driver().cuModuleLoadData(&module_, image), ("loading " + symbol).c_str());
+  const CUresult result = driver().cuModuleGetFunction(&function_, module_, symbol.c_str());
+  if (result != 0) {
+    driver().cuModuleUnload(module_);
+    check(result, ("looking up the entry " + symbol).c_str());
+  }
+}
+
+int Function::attribute(int id) const {
+  CurrentContext current(device_);
+  int value = 0;
+  check(driver().cuFuncGetAttribute(&value, id, function_), "cuFuncGetAttribute");
+  return value;
+}
+
+void Function::set_attribute(int id, int value) const {
+  CurrentContext current(device_);
+  check(driver().cuFuncSetAttribute(function_, id, value), "cuFuncSetAttribute");
+}
+
+void Function::set_cache_preference(int preference) const {
+  CurrentContext current(device_);
+  check(driver().cuFuncSetCacheConfig(function_, preference), "cuFuncSetCacheConfig");
+}
+
+int Function::max_active_ctas(const LaunchShape& shape) const {
+  CurrentContext current(device_);
+  int count = 0;
+  const int threads = static_cast<int>(shape.block.x * shape.block.y * shape.block.z);
+  check(driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&count, function_, threads, shape.dynamic_shared_memory),
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+  return count;
+}
+
+int Function::max_active_clusters(const LaunchShape& shape) const {
+  CurrentContext current(device_);
+  CUlaunchAttribute attributes[2];
+  const CUlaunchConfig config = driver_config(shape, nullptr, attributes);
+  int count = 0;
+  check(driver().cuOccupancyMaxActiveClusters(&count, function_, &config), "cuOccupancyMaxActiveClusters");
+  return count;
+}
+
+int Function::parameter_bytes() const {
+  if (driver().cuFuncGetParamInfo == nullptr) return -1;
+  CurrentContext current(device_);
+  size_t end = 0;
+  for (size_t index = 0, offset = 0, size = 0; driver().cuFuncGetParamInfo(function_, index, &offset, &size) == 0;
+       ++index) {
+    end = offset + size;
+  }
+  return static_cast<int>(end);
+}
+
+void Function::launch(const LaunchShape& shape, void* params, CUstream stream) const {
+  CurrentContext current(device_);
+  CUlaunchAttribute attributes[2];
+  const CUlaunchConfig config = driver_config(shape, stream, attributes);
+  void* arguments[] = {params};
+  check(driver().cuLaunchKernelEx(&config, function_, arguments, nullptr), "cuLaunchKernelEx");
+}
+
+Buffer::Buffer(int ordinal, size_t bytes) : device_(::device(ordinal)), bytes_(bytes) {
+  CurrentContext current(device_);
+  if (bytes > 0) check(driver().cuMemAlloc_v2(&pointer_, bytes), "cuMemAlloc");
+}
+
+Buffer::~Buffer() {
+  if (pointer_ == 0) return;
+  // Waits for the work that uses it; after the driver's shutdown there is nothing to free.
+  CUcontext popped;
+  if (driver().cuCtxPushCurrent_v2(device_.context) != 0) return;
+  driver().cuMemFree_v2(pointer_);
+  driver().cuCtxPopCurrent_v2(&popped);
+}
+
+void Buffer::check_range(size_t offset, size_t bytes) const {
+  if (offset > bytes_ || bytes > bytes_ - offset) throw std::out_of_range("beyond the end of a buffer");
+}
+
+Event::Event(int ordinal, CUstream stream) : device_(::device(ordinal)) {
+  CurrentContext current(device_);
+  check(driver().cuEventCreate(&event_, kDisableTiming), "cuEventCreate");
+  check(driver().cuEventRecord(event_, stream), "cuEventRecord");
+}
+
+Event::~Event() {
+  if (event_ != nullptr) driver().cuEventDestroy_v2(event_);
+}
+
+bool Event::done() const {
+  const CUresult result = driver().cuEventQuery(event_);
+  if (result != kNotReady) check(result, "cuEventQuery");
+  return result != kNotReady;
+}
+
+int current_device() {
+  if (device_count() == 0) throw PackageError{"DeviceNotFoundError", "the driver sees no CUDA device"};
+  CUdevice handle = 0;
+  CUcontext context = nullptr;
+  check(driver().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+  if (context == nullptr) return 0;
+  check(driver().cuCtxGetDevice(&handle), "cuCtxGetDevice");
+  for (int ordinal = 0; ordinal < device_count(); ++ordinal) {
+    CUdevice other = -1;
+    check(driver().cuDeviceGet(&other, ordinal), "cuDeviceGet");
+    if (other == handle) return ordinal;
+  }
+  return 0;
+}
+
+int pointer_device(CUdeviceptr pointer) {
+  constexpr int ordinal_attribute = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+  int ordinal = -1;
+  const CUresult result = driver().cuPointerGetAttribute(&ordinal, ordinal_attribute, pointer);
+  if (result != 0 || ordinal < 0) throw_argument_error("an address is no device memory");
+  return ordinal;
+}
+
+bool stream_on_device(int ordinal, CUstream stream) {
+  // The legacy and per-thread default streams are of whichever context is current.
+  if (reinterpret_cast<uintptr_t>(stream) <= 2) return true;
+  CUcontext context = nullptr;
+  const CurrentContext current(device(ordinal));
+  return driver().cuStreamGetCtx(stream, &context) == 0 && context == device(ordinal).context;
+}
+
+CUstream own_stream(int ordinal) {
+  static std::vector<CUstream> streams;
+  const Device& on = device(ordinal);
+  streams.resize(device_count());
+  if (streams[ordinal] == nullptr) {
+    CurrentContext current(on);
+    constexpr unsigned non_blocking = 1;
+    check(driver().cuStreamCreate(&streams[ordinal], non_blocking), "cuStreamCreate");
+  }
+  return streams[ordinal];
+}
+
+void order_streams(int ordinal, CUstream earlier, CUstream later) {
+  CurrentContext current(device(ordinal));
+  CUevent event = nullptr;
+  check(driver().cuEventCreate(&event, kDisableTiming), "cuEventCreate");
+  CUresult result = driver().cuEventRecord(event, earlier);
+  if (result == 0) result = driver().cuStreamWaitEvent(later, event, 0);
+  driver().cuEventDestroy_v2(event);  // freed once it has happened
+  check(result, "ordering two streams");
+}

@@ -1,0 +1,21 @@
+#include "errors.hpp"
+
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+void throw_argument_error(const std::string& message) { throw PackageError{"ArgumentError", message}; }
+
+void set_python_error() {
+  try {
+    throw;
+  } catch (const PackageError& error) {
+    py::object type = py::module_::import("transformer_rtc.errors").attr(error.type);
+    PyErr_SetString(type.ptr(), error.message.c_str());
+  } catch (const PythonErrorSet&) {
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}

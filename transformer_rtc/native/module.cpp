@@ -1,0 +1,305 @@
+// Python's view of the native parts.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <memory>
+
+#include "errors.hpp"
+#include "operator.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+CUstream as_stream(uintptr_t handle) { return reinterpret_cast<CUstream>(handle); }
+
+LaunchShape launch_shape(const std::array<unsigned, 3>& grid, const std::array<unsigned, 3>& block,
+                         const std::array<unsigned, 3>& cluster, unsigned dynamic_shared_memory, bool cooperative) {
+  return {{grid[0], grid[1], grid[2]},
+          {block[0], block[1], block[2]},
+          {cluster[0], cluster[1], cluster[2]},
+          dynamic_shared_memory,
+          cooperative};
+}
+
+// An owner of the shape and strides that a View borrows.
+struct HeldView {
+  View view;
+  std::vector<int64_t> shape, strides;
+
+  HeldView(uintptr_t data, std::vector<int64_t> held_shape, std::vector<int64_t> held_strides, DtypeId dtype, int device,
+           bool read_only)
+      : shape(std::move(held_shape)), strides(std::move(held_strides)) {
+    if (shape.size() != strides.size()) throw std::invalid_argument("as many strides as dimensions");
+    view.data = reinterpret_cast<char*>(data);
+    view.ndim = static_cast<int>(shape.size());
+    view.shape = shape.data();
+    view.strides = strides.data();
+    view.dtype = dtype;
+    view.device = device;
+    view.read_only = read_only;
+  }
+};
+
+// Allocates by calling allocate(shape, dtype, device) -> (object, pointer).
+class PythonAllocator : public Allocator {
+ public:
+  explicit PythonAllocator(py::object allocate) : allocate_(std::move(allocate)) {}
+
+  PyObject* allocate(int ndim, const int64_t* shape, DtypeId dtype, int device, char*& data) override {
+    py::tuple dimensions(ndim);
+    for (int i = 0; i < ndim; ++i) dimensions[i] = py::int_(shape[i]);
+    const py::tuple made = allocate_(dimensions, dtype, device);
+    data = reinterpret_cast<char*>(made[1].cast<uintptr_t>());
+    return py::object(made[0]).release().ptr();
+  }
+
+ private:
+  py::object allocate_;
+};
+
+constexpr const char* kOperatorCapsule = "transformer_rtc.operator";
+
+PyObject* call_operator(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  try {
+    return static_cast<Operator*>(PyCapsule_GetPointer(self, kOperatorCapsule))->call(arguments, count);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+PyMethodDef call_operator_method = {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_operator)),
+                                    METH_FASTCALL, nullptr};
+
+// Runs an operator on views: (views or None of the array arguments in order, all arguments, allocate, stream).
+py::object run_views(Operator& op, const std::vector<py::object>& views, const std::vector<py::object>& arguments,
+                     py::object allocate, uintptr_t stream) {
+  Call call;
+  std::vector<PyObject*> raw;
+  for (const py::object& argument : arguments) raw.push_back(argument.ptr());
+  if (raw.size() != op.arguments().size() || views.size() > kMaxArrays) {
+    throw std::invalid_argument("as many arguments as the operator has");
+  }
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (views[i].is_none()) continue;
+    const py::tuple pair = views[i];
+    call.views[i] = pair[0].cast<const HeldView&>().view;
+    call.objects[i] = pair[1].ptr();
+    call.dtypes[i] = call.views[i].dtype;
+  }
+  op.read_values(raw.data(), call);
+  PythonAllocator allocator(std::move(allocate));
+  return py::reinterpret_steal<py::object>(op.run(call, allocator, as_stream(stream)));
+}
+
+// What a consumer of our device memory gets: an owner of the buffer, in DLPack's form.
+struct Export {
+  std::shared_ptr<Buffer> buffer;
+  std::vector<int64_t> shape;
+  DLManagedTensor managed;
+};
+
+void delete_capsule(PyObject* capsule) {
+  // A consumer that took the tensor renamed the capsule.
+  if (!PyCapsule_IsValid(capsule, "dltensor")) return;
+  auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  managed->deleter(managed);
+}
+
+py::object to_dlpack(const std::shared_ptr<Buffer>& buffer, std::vector<int64_t> shape, DtypeId dtype) {
+  auto* exported = new Export{buffer, std::move(shape), {}};
+  DLTensor& tensor = exported->managed.tensor;
+  tensor.data = reinterpret_cast<void*>(buffer->pointer());
+  tensor.device = {kDLCUDA, buffer->device().ordinal};
+  tensor.ndim = static_cast<int32_t>(exported->shape.size());
+  tensor.dtype = {static_cast<uint8_t>(dtype >> 8), static_cast<uint8_t>(dtype & 0xff), 1};
+  tensor.shape = exported->shape.data();
+  exported->managed.manager = exported;
+  exported->managed.deleter = [](DLManagedTensor* managed) { delete static_cast<Export*>(managed->manager); };
+  return py::reinterpret_steal<py::object>(PyCapsule_New(&exported->managed, "dltensor", delete_capsule));
+}
+
+// (pointer, shape, strides or None, dtype, device type, device, read-only) of a DLPack capsule, which stays whole.
+py::tuple read_dlpack(py::capsule capsule) {
+  const DLTensor* tensor;
+  bool read_only = false;
+  if (std::strcmp(capsule.name(), "dltensor_versioned") == 0) {
+    const auto* managed = capsule.get_pointer<DLManagedTensorVersioned>();
+    if (managed->version.major != 1) throw PackageError{"ArgumentError", "a DLPack tensor of an unknown version"};
+    tensor = &managed->tensor;
+    read_only = (managed->flags & 1) != 0;
+  } else {
+    tensor = &capsule.get_pointer<DLManagedTensor>()->tensor;
+  }
+  const View view = view_of(*tensor);
+  std::vector<int64_t> shape(view.shape, view.shape + view.ndim), strides;
+  for (int i = 0; i < view.ndim; ++i) strides.push_back(view.stride(i));
+  return py::make_tuple(reinterpret_cast<uintptr_t>(view.data), py::tuple(py::cast(shape)),
+                        py::tuple(py::cast(strides)), view.dtype, tensor->device.type, view.device, read_only);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  module.doc() = "Array views, module load, occupancy and launch over a CUDA driver that is opened at run time.";
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    if (!pointer) return;
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const PackageError&) {
+      set_python_error();
+    } catch (const PythonErrorSet&) {
+    }
+  });
+
+  module.attr("OLDEST_DRIVER") = kOldestDriver;
+  module.attr("MAX_PARAMETER_BYTES") = kMaxParameterBytes;
+  module.def("driver_version", [] { return driver().version; });
+  module.def("device_count", &device_count);
+  module.def("device_attribute", [](int ordinal, int id) { return device(ordinal).attribute(id); });
+  module.def("device_name", [](int ordinal) {
+    char name[256];
+    check(driver().cuDeviceGetName(name, sizeof(name), device(ordinal).handle), "cuDeviceGetName");
+    return std::string(name);
+  });
+  module.def("device_memory", [](int ordinal) {
+    size_t bytes = 0;
+    check(driver().cuDeviceTotalMem_v2(&bytes, device(ordinal).handle), "cuDeviceTotalMem");
+    return bytes;
+  });
+  module.def("current_device", &current_device);
+  module.def("pointer_device", [](uintptr_t pointer) { return pointer_device(pointer); });
+  module.def("stream_on_device",
+             [](int ordinal, uintptr_t stream) { return stream_on_device(ordinal, as_stream(stream)); });
+  module.def("own_stream", [](int ordinal) { return reinterpret_cast<uintptr_t>(own_stream(ordinal)); });
+  module.def("order_streams", [](int ordinal, uintptr_t earlier, uintptr_t later) {
+    order_streams(ordinal, as_stream(earlier), as_stream(later));
+  });
+  module.def("synchronize_stream", [](int ordinal, uintptr_t stream) {
+    const CurrentContext current(device(ordinal));
+    const py::gil_scoped_release release;
+    check(driver().cuStreamSynchronize(as_stream(stream)), "cuStreamSynchronize");
+  });
+  module.def("dtype_name", &dtype_name);
+  module.def("to_dlpack", &to_dlpack);
+  module.def("read_dlpack", &read_dlpack);
+
+  py::class_<Function, std::shared_ptr<Function>>(module, "Function")
+      .def(py::init([](int ordinal, const py::bytes& image, const std::string& symbol) {
+        return std::make_shared<Function>(ordinal, PyBytes_AS_STRING(image.ptr()), symbol);
+      }))
+      .def_property_readonly("device", [](const Function& self) { return self.device().ordinal; })
+      .def("attribute", &Function::attribute)
+      .def("set_attribute", &Function::set_attribute)
+      .def("set_cache_preference", &Function::set_cache_preference)
+      .def("max_active_ctas",
+           [](const Function& self, std::array<unsigned, 3> block, unsigned dynamic_shared_memory) {
+             return self.max_active_ctas(launch_shape({1, 1, 1}, block, {1, 1, 1}, dynamic_shared_memory, false));
+           })
+      .def("max_active_clusters",
+           [](const Function& self, std::array<unsigned, 3> block, std::array<unsigned, 3> cluster,
+              unsigned dynamic_shared_memory) {
+             return self.max_active_clusters(launch_shape(cluster, block, cluster, dynamic_shared_memory, false));
+           })
+      .def("parameter_bytes", &Function::parameter_bytes)
+      .def("launch", [](const Function& self, std::array<unsigned, 3> grid, std::array<unsigned, 3> block,
+                        std::array<unsigned, 3> cluster, unsigned dynamic_shared_memory, bool cooperative,
+                        py::bytes params, uintptr_t stream) {
+        self.launch(launch_shape(grid, block, cluster, dynamic_shared_memory, cooperative),
+                    PyBytes_AS_STRING(params.ptr()), as_stream(stream));
+      });
+
+  py::class_<Buffer, std::shared_ptr<Buffer>>(module, "Buffer")
+      .def(py::init<int, size_t>())
+      .def_property_readonly("pointer", &Buffer::pointer)
+      .def_property_readonly("bytes", &Buffer::bytes)
+      .def_property_readonly("device", [](const Buffer& self) { return self.device().ordinal; })
+      // Between a host address and an offset in the buffer.
+      .def("copy_from_host",
+           [](Buffer& self, size_t offset, uintptr_t host, size_t bytes, uintptr_t stream) {
+             self.check_range(offset, bytes);
+             if (bytes == 0) return;
+             const CurrentContext current(self.device());
+             check(driver().cuMemcpyHtoDAsync_v2(self.pointer() + offset, reinterpret_cast<void*>(host), bytes,
+                                                 as_stream(stream)),
+                   "copying an array to the device");
+           })
+      .def("copy_to_host", [](const Buffer& self, size_t offset, uintptr_t host, size_t bytes, uintptr_t stream) {
+        self.check_range(offset, bytes);
+        if (bytes == 0) return;
+        const CurrentContext current(self.device());
+        check(driver().cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(host), self.pointer() + offset, bytes,
+                                            as_stream(stream)),
+              "copying an array from the device");
+      });
+
+  py::class_<Event>(module, "Event")
+      .def(py::init([](int ordinal, uintptr_t stream) { return std::make_unique<Event>(ordinal, as_stream(stream)); }))
+      .def("done", &Event::done);
+
+  py::class_<HeldView>(module, "View")
+      .def(py::init<uintptr_t, std::vector<int64_t>, std::vector<int64_t>, DtypeId, int, bool>());
+
+  py::enum_<Role>(module, "Role")
+      .value("ROWS", Role::rows)
+      .value("COLUMNS", Role::columns)
+      .value("REAL", Role::real)
+      .value("ROWS_OUT", Role::rows_out)
+      .value("DTYPE_OUT", Role::dtype_out)
+      .value("ROW_VALUES", Role::row_values)
+      .value("STREAM", Role::stream);
+  py::enum_<Source>(module, "Source")
+      .value("DATA", Source::data)
+      .value("OUTER_STRIDE", Source::outer_stride)
+      .value("INNER_STRIDE", Source::inner_stride)
+      .value("DTYPE", Source::dtype)
+      .value("REAL", Source::real)
+      .value("ROWS", Source::rows)
+      .value("COLUMNS", Source::columns)
+      .value("INNER_COUNT", Source::inner_count)
+      .value("INNER_MAGIC", Source::inner_magic)
+      .value("INNER_SHIFT", Source::inner_shift)
+      .value("WORKSPACE", Source::workspace);
+
+  py::class_<Plan>(module, "Plan")
+      .def(py::init([](std::shared_ptr<Function> function, std::array<unsigned, 3> block,
+                       std::array<unsigned, 3> cluster, unsigned dynamic_shared_memory, bool cooperative,
+                       const std::vector<std::tuple<Source, int, int>>& fields, int64_t rows_per_cta,
+                       int64_t ctas_per_row, int64_t max_groups, int64_t workspace_bytes) {
+        Plan plan{std::move(function),
+                  launch_shape({1, 1, 1}, block, cluster, dynamic_shared_memory, cooperative),
+                  {},
+                  rows_per_cta,
+                  ctas_per_row,
+                  max_groups,
+                  workspace_bytes};
+        for (const auto& [source, index, offset] : fields) {
+          if (offset < 0 || offset + 8 > kMaxParameterBytes) throw std::invalid_argument("too many parameters");
+          plan.fields.push_back({source, index, offset});
+        }
+        return plan;
+      }));
+
+  py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
+      .def(py::init([](std::string name,
+                       const std::vector<std::tuple<Role, std::string, std::vector<DtypeId>, bool>>& arguments,
+                       py::object plan, py::object slow_call, py::object framework_of, py::object implementation) {
+        std::vector<Argument> list;
+        for (const auto& [role, argument, dtypes, optional] : arguments) {
+          list.push_back({role, argument, dtypes, optional});
+        }
+        return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), slow_call.ptr(),
+                                          framework_of.ptr(), implementation.ptr());
+      }))
+      .def_property_readonly("name", &Operator::name)
+      .def("run_views", &run_views)
+      .def("entry", [](py::object self) {
+        // A builtin of METH_FASTCALL: no argument tuple, no conversion. The capsule keeps the operator alive.
+        const py::capsule capsule(static_cast<const void*>(self.cast<Operator*>()), kOperatorCapsule);
+        PyCapsule_SetContext(capsule.ptr(), self.inc_ref().ptr());
+        return py::reinterpret_steal<py::object>(PyCFunction_New(&call_operator_method, capsule.ptr()));
+      });
+}

@@ -1,0 +1,217 @@
+"""What a kernel is before it is compiled. Pure: no CUDA, no files."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "FLOAT32", "DType", "DeviceLimits", "Field", "KernelSpec", "Params"]
+
+
+class DType(NamedTuple):
+    """A data type of array elements.
+
+    Attributes
+    ----------
+    name : str
+        As numpy and torch name it.
+    id : int
+        DLPack's type code * 256 + bits; kernels whose types are chosen at run time get it as their tag.
+    symbol : str
+        In a kernel's symbol.
+    text : str
+        In a kernel's text.
+    bytes : int
+        Size of an element.
+    """
+
+    name: str
+    id: int
+    symbol: str
+    text: str
+    bytes: int
+
+
+FLOAT32 = DType("float32", 2 << 8 | 32, "f32", "float", 4)
+FLOAT16 = DType("float16", 2 << 8 | 16, "f16", "trtc::float16", 2)
+BFLOAT16 = DType("bfloat16", 4 << 8 | 16, "bf16", "trtc::bfloat16", 2)
+
+DTYPES = {dtype.id: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16)}
+
+
+class DeviceLimits(NamedTuple):
+    """What a configuration may use of a device.
+
+    Attributes
+    ----------
+    architecture : int
+        Compute capability, 90 for 9.0.
+    shared_memory_per_cta : int
+        The most shared memory that a CTA can have, in bytes.
+    max_cluster_size : int
+        CTAs in the largest cluster; 1 where there are none.
+    """
+
+    architecture: int
+    shared_memory_per_cta: int
+    max_cluster_size: int
+
+
+# For compiling without a device; a device is asked. CUDA C++ Programming Guide, "Technical specifications per compute
+# capability". Clusters above 8 CTAs are not portable: only where this table names them.
+ARCHITECTURES = {
+    limits.architecture: limits
+    for limits in (
+        DeviceLimits(80, 163 * 1024, 1),
+        DeviceLimits(89, 99 * 1024, 1),
+        DeviceLimits(90, 227 * 1024, 16),
+        DeviceLimits(100, 227 * 1024, 16),
+        DeviceLimits(120, 99 * 1024, 8),
+    )
+}
+
+
+class Field(NamedTuple):
+    """A field of a kernel's parameters.
+
+    Attributes
+    ----------
+    name : str
+        In the kernel's text.
+    type : str
+        ``"pointer"``, ``"int64"``, ``"int32"``, ``"uint32"`` or ``"float32"``.
+    source : str
+        What an operator fills it with, such as ``"x.data"``; empty where the caller packs the value.
+    """
+
+    name: str
+    type: str
+    source: str = ""
+
+
+_FIELD_TYPES = {  # text in the kernel, struct code
+    "pointer": ("void*", "Q"),
+    "int64": ("long long", "q"),
+    "int32": ("int", "i"),
+    "uint32": ("unsigned int", "I"),
+    "float32": ("float", "f"),
+}
+
+
+class Params:
+    """The parameters of a kernel: one struct, passed by value, declared once.
+
+    Parameters
+    ----------
+    fields : iterable of Field
+        In their order in the struct. Each is aligned to its size, as C++ does.
+
+    Raises
+    ------
+    ValueError
+        If a field's type is unknown or two have one name.
+    """
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        self.fields = tuple(fields)
+        self.offsets: dict[str, int] = {}
+        code = "<"
+        end, alignment = 0, 1
+        for field in self.fields:
+            if field.type not in _FIELD_TYPES:
+                raise ValueError(f"field {field.name} has the type {field.type!r}; types are {', '.join(_FIELD_TYPES)}")
+            if field.name in self.offsets:
+                raise ValueError(f"two fields are named {field.name}")
+            size = struct.calcsize("<" + _FIELD_TYPES[field.type][1])
+            padding = -end % size
+            code += f"{padding}x{_FIELD_TYPES[field.type][1]}"
+            self.offsets[field.name] = end + padding
+            end += padding + size
+            alignment = max(alignment, size)
+        self._struct = struct.Struct(f"{code}{-end % alignment}x")
+        self.size: int = self._struct.size
+
+    def text(self, name: str) -> str:
+        """Return the definition of the struct `name` in CUDA C++, with an assertion of its size."""
+        lines = "".join(f"  {_FIELD_TYPES[field.type][0]} {field.name};\n" for field in self.fields)
+        return f"struct {name} {{\n{lines}}};\nstatic_assert(sizeof({name}) == {max(self.size, 1)}, \"packing\");\n"
+
+    def pack(self, **values: float) -> bytes:
+        """Return the struct's bytes.
+
+        Parameters
+        ----------
+        **values : int or float
+            One for each field; a pointer is an int.
+
+        Raises
+        ------
+        TypeError
+            If a field has no value or a value has no field.
+        """
+        if values.keys() != self.offsets.keys():
+            raise TypeError(f"values for {', '.join(self.offsets)} expected; given: {', '.join(values)}")
+        return self._struct.pack(*(values[field.name] for field in self.fields))
+
+
+class KernelSpec:
+    """Everything that changes a kernel's machine code but the architecture. Families of operators own the fields.
+
+    Subclasses are hashable, and equal specs are one kernel.
+    """
+
+    @property
+    def symbol(self) -> str:
+        """The kernel's one name: its entry, its cache file's stem, its line in a log. Injective."""
+        raise NotImplementedError
+
+    @property
+    def params(self) -> Params:
+        """The kernel's parameters."""
+        raise NotImplementedError
+
+    @property
+    def program(self) -> str:
+        """The text that NVRTC compiles: includes, the parameters, one ``extern "C"`` entry named `symbol`."""
+        raise NotImplementedError
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """NVRTC's options beyond those that every program gets."""
+        return ()
+
+
+@dataclass(frozen=True)
+class TextSpec(KernelSpec):
+    """A caller's own kernel.
+
+    Parameters
+    ----------
+    text : str
+        CUDA C++ with an ``extern "C" __global__`` entry named `name`. It may include this package's headers.
+    name : str
+        The entry.
+    fields : tuple of Field
+        The kernel's parameters, one struct by value. The text refers to it as ``Params``, which is defined before it.
+    options : tuple of str
+        NVRTC's options. Not those that name files: what the compiler reads is part of a cache entry's key.
+    """
+
+    text: str
+    name: str
+    fields: tuple[Field, ...] = ()
+    options: tuple[str, ...] = ()
+
+    @property
+    def symbol(self) -> str:
+        return self.name
+
+    @property
+    def params(self) -> Params:
+        return Params(self.fields)
+
+    @property
+    def program(self) -> str:
+        return (self.params.text("Params") if self.fields else "") + self.text
