@@ -57,7 +57,9 @@ struct RowSum {
   };
 
   GridWorkspace<CtasPerRow>* workspace;  // of the CTAs that share this CTA's rows
-  int rank;                              // of this CTA among them
+  float* cta_sums;                       // of the cluster
+  uint64* all_here;                      // completes when they are
+  int rank;                              // of this CTA among those that share its rows
   uint32 round;
 
   template <class Params>
@@ -68,8 +70,14 @@ struct RowSum {
       workspace = static_cast<GridWorkspace<CtasPerRow>*>(params.workspace) + cta_index() / CtasPerRow;
     }
 #if TRTC_ARCHITECTURE >= 90
-    // Answered before the first remote store: a CTA's shared memory may be written once it has started.
-    if constexpr (How == Exchange::cluster) cluster_arrive_relaxed();
+    if constexpr (How == Exchange::cluster) {
+      TRTC_SHARED(float, sums, CtasPerRow);
+      TRTC_SHARED(uint64, barrier, 1);
+      cta_sums = sums;
+      all_here = barrier;
+      if (thread_index() == 0) transaction_barrier_init(all_here, CtasPerRow * sizeof(float));
+      cluster_arrive_relaxed();  // its wait is in sum(), behind the loads of the row
+    }
 #endif
   }
 
@@ -88,12 +96,10 @@ struct RowSum {
     }
 #if TRTC_ARCHITECTURE >= 90
     if constexpr (How == Exchange::cluster) {
-      TRTC_SHARED(float, cta_sums, CtasPerRow);
       cluster_wait();
-      if (thread < CtasPerRow) store_cluster(cta_sums + rank, thread, value);
-      // After this barrier nobody writes to another CTA, so a CTA may leave.
-      cluster_arrive();
-      cluster_wait();
+      if (thread < CtasPerRow) store_cluster_async(cta_sums + rank, all_here, thread, value);
+      // All stores to this CTA have arrived after the wait, so it may leave before others do.
+      transaction_barrier_wait(all_here);
       value = sum_lanes<CtasPerRow>(cta_sums[thread % CtasPerRow]);
     }
 #endif

@@ -13,25 +13,32 @@
 namespace trtc {
 
 template <class Input_, class Weight_, class Output_, bool HasWeight, bool HasRstd, int Hidden, int ThreadsPerRow,
-          int RowsPerCta, int N, int Steps, int Chunks, int CtasPerRow, Exchange How>
+          int RowsPerCta, int N, int Steps, int Chunks, int CtasPerRow, Exchange How, bool InShared>
 struct NormConfig {
   using Input = Input_;
   using Weight = Weight_;
   using Output = Output_;
   using Sum = RowSum<ThreadsPerRow, RowsPerCta, CtasPerRow, How>;
-  enum : bool { has_weight = HasWeight, has_rstd = HasRstd };
+  enum : bool {
+    has_weight = HasWeight,
+    has_rstd = HasRstd,
+    in_shared = InShared,  // the row is held in shared memory, not in registers
+  };
   enum : int {
     hidden = Hidden,
     threads = ThreadsPerRow,
     rows_per_cta = RowsPerCta,
     vector = N,
-    steps = Steps,    // Vecs of a row in a thread's registers
-    chunks = Chunks,  // more than 1: the row does not fit in registers, and is read twice
+    steps = Steps,    // Vecs of a row that a thread holds
+    chunks = Chunks,  // more than 1: the row cannot be held, and is read twice
     chunk = Steps * ThreadsPerRow * N,
     slice = Chunks * Steps * ThreadsPerRow * N,  // a CTA's columns
     ctas_per_row = CtasPerRow,
   };
+  // Every Vec of every thread lies in the row: counts are constants then.
+  enum : bool { exact = RowsPerCta == 1 && static_cast<int64>(Chunks) * Steps * ThreadsPerRow * N * CtasPerRow == Hidden };
   static_assert(static_cast<int64>(slice) * CtasPerRow >= Hidden, "the CTAs tile the row");
+  static_assert(!InShared || (Chunks == 1 && RowsPerCta == 1), "shared memory holds a whole slice of one row");
 };
 
 // Within 1 ulp: one Newton step on the approximation, except where that is 0 or infinite.
@@ -39,6 +46,26 @@ TRTC_DEVICE float rsqrt(float value) {
   const float y = approximate_rsqrt(value);
   const float error = fused_multiply_add(-value * y, y, 1.0f);
   return error == error ? fused_multiply_add(0.5f * y, error, y) : y;
+}
+
+// Brings a CTA's columns of a row to shared memory, each thread its own.
+template <class Config>
+TRTC_DEVICE void fetch_row(typename Config::Input* shared, const typename Config::Input* x, int columns, int thread,
+                           bool aligned) {
+  constexpr int N = Config::vector;
+  using InputVec = Vec<typename Config::Input, N>;
+#pragma unroll 4
+  for (int k = 0; k < Config::steps; ++k) {
+    const int column = (k * Config::threads + thread) * N;
+    if (aligned && (Config::exact || column + N <= columns)) {
+      copy_async<InputVec::bytes>(shared + column, x + column);
+    } else {
+      InputVec value;
+      value.load(x + column, columns - column, false);
+      value.store(shared + column, true);
+    }
+  }
+  wait_async();
 }
 
 template <class Config, class Params>
@@ -49,55 +76,63 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
   using Sum = typename Config::Sum;
   constexpr int N = Config::vector;
   constexpr int threads = Config::threads;
-  // Every Vec of every thread lies in the row: counts are constants then.
-  constexpr bool exact =
-      Config::rows_per_cta == 1 && static_cast<int64>(Config::slice) * Config::ctas_per_row == Config::hidden;
+  constexpr bool exact = Config::exact;
+  constexpr bool in_shared = Config::in_shared;
   constexpr bool one_chunk = Config::chunks == 1;
   // Fetched before the sum, the weight's latency is hidden behind the row's; more than this much would not fit beside it.
-  constexpr bool early_weight = Config::has_weight && one_chunk && Config::steps * N * sizeof(Weight) <= 64;
+  constexpr bool early_weight =
+      Config::has_weight && one_chunk && !in_shared && Config::steps * N * sizeof(Weight) <= 64;
+  constexpr int held = in_shared ? 1 : Config::steps;  // Vecs in registers
+  constexpr int unroll = in_shared ? 4 : Config::steps;
 
   TRTC_DYNAMIC_SHARED(char, staging);
+  Input* row_in_shared = reinterpret_cast<Input*>(staging);
   const int thread = Config::rows_per_cta == 1 ? thread_index() : thread_index() % threads;
   const int row_in_cta = Config::rows_per_cta == 1 ? 0 : thread_index() / threads;
   const int rank = static_cast<int>(cta_index() % Config::ctas_per_row);
   const int begin = rank * Config::slice;
+  const int64 groups = ctas_in_grid() / Config::ctas_per_row * Config::rows_per_cta;
+  const Input* all_x = static_cast<const Input*>(params.x) + begin;
+  const bool x_aligned = rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
   Sum sum;
   sum.begin(params, rank);
 
   int64 row = cta_index() / Config::ctas_per_row * Config::rows_per_cta + row_in_cta;
+  // A row past the last, and a CTA past the row's end, take part in every barrier with no columns, or less.
+  const int most_columns = min(Config::hidden - begin, Config::slice);
   do {
-    // A row past the last, and a CTA past the row's end, take part in every barrier with no columns, or less.
     const bool exists = Config::rows_per_cta == 1 || row < params.rows;
-    const int columns = exists ? min(Config::hidden - begin, Config::slice) : 0;
-    const Input* x = static_cast<const Input*>(params.x) + begin +
-                     row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+    const int columns = exists ? most_columns : 0;
+    const Input* x = all_x + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
     Output* out = static_cast<Output*>(params.out) + begin +
                   row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
     const Weight* w = nullptr;
     if constexpr (Config::has_weight) w = static_cast<const Weight*>(params.weight) + begin;
-    const bool x_aligned = rows_aligned<Input, N>(x, params.x_outer_stride, params.x_inner_stride);
     const bool out_aligned = Config::hidden % N == 0 &&
                              rows_aligned<Output, N>(out, params.out_outer_stride, params.out_inner_stride);
     const bool w_aligned = rows_aligned<Weight, N>(w, 0, 0);
 
     float squares = 0.0f;
-    Vec<Input, N> value[Config::steps];
-    Vec<Weight, N> weight[Config::steps];
+    Vec<Input, N> value[held];
+    Vec<Weight, N> weight[held];
+    if constexpr (in_shared) fetch_row<Config>(row_in_shared, x, columns, thread, x_aligned);
 #pragma unroll 1
     for (int first = 0; first < Config::slice; first += Config::chunk) {
+      if constexpr (!in_shared) {
 #pragma unroll
-      for (int k = 0; k < Config::steps; ++k) {
-        const int column = first + (k * threads + thread) * N;
-        value[k].load(x + column, exact ? N : columns - column, x_aligned);
-        if constexpr (early_weight) {
-          weight[k].load(w + column, exact ? N : columns - column, w_aligned);
+        for (int k = 0; k < Config::steps; ++k) {
+          const int column = first + (k * threads + thread) * N;
+          const int count = exact ? N : columns - column;
+          value[k].load(x + column, count, x_aligned);
+          if constexpr (early_weight) weight[k].load(w + column, count, w_aligned);
         }
       }
-#pragma unroll
+#pragma unroll unroll
       for (int k = 0; k < Config::steps; ++k) {
+        if constexpr (in_shared) value[0].load(row_in_shared + (k * threads + thread) * N, N, true);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          const float element = value[k].get(i);
+          const float element = value[k % held].get(i);
           squares = fused_multiply_add(element, element, squares);
         }
       }
@@ -108,28 +143,34 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
       if (thread == 0 && rank == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd;
     }
 
+    // An output that no vector fits is put together in shared memory: where the row was, if elements are as wide.
+    Output* out_in_shared = reinterpret_cast<Output*>(row_in_shared);
+    if constexpr (in_shared && sizeof(Input) != sizeof(Output)) {
+      out_in_shared = reinterpret_cast<Output*>(staging + Config::slice * sizeof(Input));
+    }
+    out_in_shared += row_in_cta * Config::chunk;
 #pragma unroll 1
     for (int first = 0; first < Config::slice; first += Config::chunk) {
-      // An output that no vector fits is put together in shared memory.
-      Output* to = out_aligned ? out : reinterpret_cast<Output*>(staging) + row_in_cta * Config::chunk;
+      Output* to = out_aligned ? out : out_in_shared;
       const int origin = out_aligned ? 0 : first;
-#pragma unroll
+#pragma unroll unroll
       for (int k = 0; k < Config::steps; ++k) {
         const int column = first + (k * threads + thread) * N;
-        if constexpr (!one_chunk) {
-          value[k].load(x + column, exact ? N : columns - column, x_aligned);
+        const int count = exact ? N : columns - column;
+        if constexpr (in_shared) {
+          value[0].load(row_in_shared + column, N, true);
+        } else if constexpr (!one_chunk) {
+          value[k].load(x + column, count, x_aligned);
         }
-        if constexpr (Config::has_weight && !early_weight) {
-          weight[k].load(w + column, exact ? N : columns - column, w_aligned);
-        }
+        if constexpr (Config::has_weight && !early_weight) weight[k % held].load(w + column, count, w_aligned);
         Vec<Output, N> result;
 #pragma unroll
         for (int i = 0; i < N; i += 2) {
-          float low = value[k].get(i) * rstd;
-          float high = N == 1 ? 0.0f : value[k].get(i + 1) * rstd;
+          float low = value[k % held].get(i) * rstd;
+          float high = N == 1 ? 0.0f : value[k % held].get(i + 1) * rstd;
           if constexpr (Config::has_weight) {
-            low *= weight[k].get(i) + params.weight_offset;
-            if constexpr (N > 1) high *= weight[k].get(i + 1) + params.weight_offset;
+            low *= weight[k % held].get(i) + params.weight_offset;
+            if constexpr (N > 1) high *= weight[k % held].get(i + 1) + params.weight_offset;
           }
           result.set(i, low, high);
         }
@@ -141,7 +182,7 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
         if constexpr (!one_chunk || Sum::repeats) cta_barrier();
       }
     }
-    row += ctas_in_grid() / Config::ctas_per_row;
+    row += groups;
   } while (Sum::repeats && row < params.rows);
 }
 

@@ -79,11 +79,15 @@ def _storage_dtype(dtype: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if dtype == BFLOAT16.id else DTYPES[dtype].name if dtype in DTYPES else np.uint8)
 
 
-def _element_strides(strides: Sequence[int] | None, shape: tuple[int, ...], size: int, argument: str) -> tuple[int, ...]:
+def _element_strides(
+    strides: Sequence[int] | None, shape: tuple[int, ...], size: int, argument: str
+) -> tuple[int, ...]:
     if strides is None:
         return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     if any(stride % size for stride in strides):
-        raise ArgumentError(f"{argument} must have strides that are multiples of its elements' size; they are {strides}")
+        raise ArgumentError(
+            f"{argument} must have strides that are multiples of its elements' size; they are {strides}"
+        )
     return tuple(stride // size for stride in strides)
 
 
@@ -104,8 +108,8 @@ def framework_of(type_: type, argument: str) -> tuple[object, object]:
     plain = torch is not None and type_ in (torch.nn.Parameter, getattr(torch.nn, "Buffer", None))
     if table not in type_.__dict__ and not plain:
         raise ArgumentError(
-            f"{argument} is a {type_.__module__}.{type_.__qualname__}, a subclass whose memory may not be all there is to "
-            f"it (a fake or wrapped tensor, say): pass a plain array, such as .as_subclass(torch.Tensor)"
+            f"{argument} is a {type_.__module__}.{type_.__qualname__}, a subclass whose memory may not be all there is "
+            f"to it (a fake or wrapped tensor, say): pass a plain array, such as .as_subclass(torch.Tensor)"
         )
     return getattr(type_, table), torch.is_grad_enabled if torch is not None and of_torch else None
 
@@ -162,7 +166,9 @@ class _Torch(_Framework):
             )
         device = array.device
         if device.type not in ("cuda", "cpu") or array.layout != torch.strided:
-            raise ArgumentError(f"{argument} must be a strided tensor on a GPU or the host; it is {array.layout} on {device}")
+            raise ArgumentError(
+                f"{argument} must be a strided tensor on a GPU or the host; it is {array.layout} on {device}"
+            )
         device_type, ordinal = (_CUDA, device.index) if device.type == "cuda" else (_CPU, 0)
         dtype = _dtype_of(array.dtype, argument)
         try:
@@ -339,7 +345,7 @@ class _Jax(_Protocol):
         raise ArgumentError(f"{argument} is a JAX array, and those are immutable: leave it out")
 
     def finish(self, outputs: tuple[Any, ...], stream: int, arrays: list[object]) -> tuple[Any, ...]:
-        # JAX may reuse an input's memory as soon as nobody holds it, whatever a stream that it does not know still does.
+        # JAX may reuse an input's memory as soon as nobody holds it, whatever a stream of ours still does.
         while _in_flight and _in_flight[0][0].done():
             _in_flight.popleft()
         _in_flight.append((_native.Event(outputs[0].device, stream), arrays))
@@ -363,8 +369,8 @@ def _framework_type(array: object, argument: str) -> type[_Framework]:
     if hasattr(array, "__dlpack__") or hasattr(array, "__cuda_array_interface__"):
         return _Protocol
     raise ArgumentError(
-        f"{argument} must be an array (torch, CuPy, JAX, numpy, or one with __dlpack__ or __cuda_array_interface__); it "
-        f"is a {_type_name(array)}"
+        f"{argument} must be an array (torch, CuPy, JAX, numpy, or one with __dlpack__ or __cuda_array_interface__); "
+        f"it is a {_type_name(array)}"
     )
 
 
@@ -397,7 +403,7 @@ def stream_handle(stream: object, operator: str) -> int:
 
 
 class _Mirror:
-    """Host memory copied to a device as it lies, so that strides, alignment and overlap are there what they are here."""
+    """Host memory copied to a device as it lies, so that strides, alignment and overlap stay what they are."""
 
     def __init__(self, views: Sequence[RawView | None], device: int, stream: int) -> None:
         self._device, self._stream = device, stream
@@ -516,7 +522,9 @@ def call(native: _native.Operator, arguments: Sequence[Argument], values: tuple[
         if array is not None:
             view = framework.view(array, argument_name, None if on_host else stream)
             if view.device_type not in (_ON_HOST if on_host else _ON_GPU):
-                raise ArgumentError(f"{argument_name} must be on the {'host' if on_host else 'GPU'}, like the array before it")
+                raise ArgumentError(
+                    f"{argument_name} must be on the {'host' if on_host else 'GPU'}, like the array before it"
+                )
         views.append(view)
 
     if on_host:

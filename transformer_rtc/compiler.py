@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .errors import ArgumentError, CompileError, CompilerNotFoundError
 
-__all__ = ["Compiled", "OPTIONS", "compile_program", "compiler_identity"]
+__all__ = ["OPTIONS", "Compiled", "compile_program", "compiler_identity"]
 
 # Contraction is off, so that a fused multiply-add is only where a kernel names it and every compiler computes the same.
 OPTIONS = ("--std=c++17", "--fmad=false")
@@ -32,7 +32,7 @@ class Compiled(NamedTuple):
     image : bytes
         A cubin, or PTX ending in a zero byte.
     kind : str
-        ``"cubin"``, or ``"ptx"`` for an architecture that NVRTC does not know yet: the driver compiles it when it is loaded.
+        ``"cubin"``, or ``"ptx"`` for an architecture that NVRTC does not know yet: the driver compiles it when it loads.
     log : str
         NVRTC's log; with ``-Xptxas=-v`` among the options, the resource report.
     compiler : str
@@ -112,14 +112,21 @@ class _Nvrtc:
             from cuda.pathfinder import load_nvidia_dynamic_lib
 
             path = load_nvidia_dynamic_lib("nvrtc").abs_path
-            result, *version = nvrtc.nvrtcVersion()
+            _, *version = nvrtc.nvrtcVersion()
         except (ImportError, RuntimeError) as error:
-            raise CompilerNotFoundError(f"a kernel must be compiled, and NVRTC cannot be opened: {error}. {_INSTALL}") from error
+            raise CompilerNotFoundError(
+                f"a kernel must be compiled, and NVRTC cannot be opened: {error}. {_INSTALL}"
+            ) from error
         self.nvrtc = nvrtc
         self.version = ".".join(map(str, version))
-        result, self.architectures = nvrtc.nvrtcGetSupportedArchs()
+        _, self.architectures = nvrtc.nvrtcGetSupportedArchs()
         found = _installed_version(_DISTRIBUTIONS[major])
-        if path and found and os.path.realpath(path).startswith(found[1] + os.sep) and found[0].startswith(self.version):
+        if (
+            path
+            and found
+            and os.path.realpath(path).startswith(found[1] + os.sep)
+            and found[0].startswith(self.version)
+        ):
             self.identity = f"{_DISTRIBUTIONS[major]} {found[0]}"
         else:
             self.identity = _file_identity(path) if path else f"nvrtc {self.version}"
@@ -218,7 +225,9 @@ def compile_program(
 
         log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0").decode(errors="replace")
         if compiled != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(symbol, all_options, program, log or repr(compiled), {**versions(), "nvrtc": opened.version})
+            raise CompileError(
+                symbol, all_options, program, log or repr(compiled), {**versions(), "nvrtc": opened.version}
+            )
         if kind == "cubin":
             image = read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
         else:

@@ -212,8 +212,8 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
     Returns
     -------
     list of str
-        ``"rtc"`` where NVRTC is installed and not forbidden: compiled at run time. ``"static"`` where the installation has
-        kernels for the device: compiled when the package was built.
+        ``"rtc"`` where NVRTC is installed and not forbidden: compiled at run time. ``"static"`` where the installation
+        has kernels for the device: compiled when the package was built.
 
     Raises
     ------

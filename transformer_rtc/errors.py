@@ -51,7 +51,7 @@ class LaunchError(TransformerRtcError, RuntimeError):
 
 
 class StaticKernelError(TransformerRtcError, RuntimeError):
-    """This installation has no static kernel for an operator and an architecture."""
+    """The installation has no static kernel for an operator and an architecture."""
 
 
 class CompilerNotFoundError(TransformerRtcError, ImportError):
@@ -79,9 +79,7 @@ class CompileError(TransformerRtcError, RuntimeError):
         The versions of what took part.
     """
 
-    def __init__(
-        self, symbol: str, options: tuple[str, ...], source: str, log: str, versions: dict[str, str]
-    ) -> None:
+    def __init__(self, symbol: str, options: tuple[str, ...], source: str, log: str, versions: dict[str, str]) -> None:
         self.symbol, self.options, self.source, self.log, self.versions = symbol, options, source, log, versions
         numbered = "\n".join(f"{number:4d} | {line}" for number, line in enumerate(source.splitlines(), 1))
         found = ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -147,9 +147,7 @@ class KernelManager:
         DeviceNotFoundError, DriverError
             If it cannot be loaded.
         """
-        return self._load(
-            spec, spec.symbol, spec.params, device, lambda architecture: self.image(spec, architecture)
-        )
+        return self._load(spec, spec.symbol, spec.params, device, lambda architecture: self.image(spec, architecture))
 
     def get_static(self, family: str, symbol: str, params: Params, device: int) -> Kernel:
         """Return a kernel that was compiled when the package was built.
@@ -166,7 +164,9 @@ class KernelManager:
 
         return self._load((family, symbol), symbol, params, device, image)
 
-    def compile(self, text: str, symbol: str, fields: tuple[Field, ...], device: int, options: tuple[str, ...] = ()) -> Kernel:
+    def compile(
+        self, text: str, symbol: str, fields: tuple[Field, ...], device: int, options: tuple[str, ...] = ()
+    ) -> Kernel:
         """Return a caller's own kernel: the same cache, load and launch.
 
         Parameters
@@ -244,9 +244,7 @@ class KernelManager:
         )
         return Image(compiled.image, compiled.kind, "compiler")
 
-    def _load(
-        self, key: Hashable, symbol: str, params: Params, device: int, image: Callable[[int], Image]
-    ) -> Kernel:
+    def _load(self, key: Hashable, symbol: str, params: Params, device: int, image: Callable[[int], Image]) -> Kernel:
         def make() -> Kernel:
             architecture = device_limits(device).architecture
             data, kind, origin = image(architecture)

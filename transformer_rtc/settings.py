@@ -24,7 +24,8 @@ class Settings:
     on_compile : str
         ``TRANSFORMER_RTC_ON_COMPILE``: what a compile does: ``"allow"``, ``"warn"`` or ``"error"``.
     log : int
-        ``TRANSFORMER_RTC_LOG``: 1 prints a line for each compile and load, 2 also the program and the compiler's report.
+        ``TRANSFORMER_RTC_LOG``: 1 prints a line for each compile and load, 2 also the program and the
+        compiler's report.
     """
 
     force_static: bool

@@ -136,7 +136,7 @@ class Params:
     def text(self, name: str) -> str:
         """Return the definition of the struct `name` in CUDA C++, with an assertion of its size."""
         lines = "".join(f"  {_FIELD_TYPES[field.type][0]} {field.name};\n" for field in self.fields)
-        return f"struct {name} {{\n{lines}}};\nstatic_assert(sizeof({name}) == {max(self.size, 1)}, \"packing\");\n"
+        return f'struct {name} {{\n{lines}}};\nstatic_assert(sizeof({name}) == {max(self.size, 1)}, "packing");\n'
 
     def pack(self, **values: float) -> bytes:
         """Return the struct's bytes.

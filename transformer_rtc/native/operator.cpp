@@ -99,9 +99,8 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* 
       framework_of_(Py_NewRef(framework_of)),
       implementation_(Py_NewRef(implementation)),
       dtypes_seen_(PyDict_New()) {
-  int arrays = 0;
-  for (const Argument& argument : arguments_) arrays += is_array(argument.role);
-  if (arguments_.empty() || arguments_[0].role != Role::rows || arrays > kMaxArrays) {
+  for (const Argument& argument : arguments_) array_count_ += is_array(argument.role);
+  if (arguments_.empty() || arguments_[0].role != Role::rows || array_count_ > kMaxArrays) {
     throw std::invalid_argument("an operator's first argument is an array of rows, and it has at most " +
                                 std::to_string(kMaxArrays) + " arrays");
   }
@@ -120,9 +119,14 @@ void Operator::check_dtype(const Argument& argument, DtypeId dtype) const {
   refuse(argument.name, "must be one of " + names + "; it is " + dtype_name(dtype));
 }
 
-const Operator::Framework& Operator::framework(PyTypeObject* type, const std::string& argument) {
+const Operator::Framework& Operator::framework(PyTypeObject* type, int array, const std::string& argument) {
+  auto& last = last_frameworks_[array];
+  if (last.type == type) return *last.framework;
   auto found = frameworks_.find(type);
-  if (found != frameworks_.end()) return found->second;
+  if (found != frameworks_.end()) {
+    last = {type, &found->second};
+    return found->second;
+  }
   py::tuple answer = py::reinterpret_steal<py::object>(PyObject_CallFunction(
       framework_of_, "Os", reinterpret_cast<PyObject*>(type), (name_ + ": " + argument).c_str()));
   if (!answer) throw PythonErrorSet{};
@@ -209,7 +213,7 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
       if (!argument.optional) refuse(argument.name, "must be an array; it is None");
       continue;
     }
-    const Framework& owner = framework(Py_TYPE(object), argument.name);
+    const Framework& owner = framework(Py_TYPE(object), index, argument.name);
     if (owner.api == nullptr || (api != nullptr && owner.api != api)) {
       slow = true;
       break;
@@ -266,22 +270,24 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
 }
 
 const Plan& Operator::plan(const Call& call, int64_t columns) {
-  scratch_.clear();
-  scratch_.push_back(static_cast<uint64_t>(call.implementation) << 32 | static_cast<uint32_t>(call.views[0].device));
-  scratch_.push_back(static_cast<uint64_t>(columns));
-  int arrays = 0;
-  for (const Argument& argument : arguments_) arrays += is_array(argument.role);
-  for (int i = 0; i < arrays; ++i) scratch_.push_back(call.dtypes[i]);
-  auto found = plans_.find(scratch_);
-  if (found != plans_.end()) return found->second;
+  Key key{};
+  key[0] = static_cast<uint64_t>(call.implementation) << 32 | static_cast<uint32_t>(call.views[0].device);
+  key[1] = static_cast<uint64_t>(columns);
+  for (int i = 0; i < array_count_; ++i) key[2 + i] = call.dtypes[i];
+  if (last_plan_ != nullptr && key == last_key_) return *last_plan_;
 
-  py::tuple dtypes(arrays);
-  for (int i = 0; i < arrays; ++i) dtypes[i] = py::int_(call.dtypes[i]);
-  const Key key = scratch_;  // the call below may run another one of this operator
-  py::object made = py::reinterpret_steal<py::object>(PyObject_CallFunction(
-      plan_, "iiOL", call.implementation, call.views[0].device, dtypes.ptr(), static_cast<long long>(columns)));
-  if (!made) throw PythonErrorSet{};
-  return plans_.emplace(key, made.cast<const Plan&>()).first->second;
+  auto found = plans_.find(key);
+  if (found == plans_.end()) {
+    py::tuple dtypes(array_count_);
+    for (int i = 0; i < array_count_; ++i) dtypes[i] = py::int_(call.dtypes[i]);
+    py::object made = py::reinterpret_steal<py::object>(PyObject_CallFunction(
+        plan_, "iiOL", call.implementation, call.views[0].device, dtypes.ptr(), static_cast<long long>(columns)));
+    if (!made) throw PythonErrorSet{};
+    found = plans_.emplace(key, made.cast<const Plan&>()).first;
+  }
+  last_key_ = key;
+  last_plan_ = &found->second;
+  return found->second;
 }
 
 PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {

@@ -4,6 +4,7 @@
 
 #include <Python.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -107,9 +108,10 @@ class Operator {
     const DLPackExchangeAPI* api = nullptr;  // null: the slow call
     PyObject* is_grad_enabled = nullptr;
   };
-  using Key = std::vector<uint64_t>;
+  // Implementation and device, columns, and the arrays' dtypes.
+  using Key = std::array<uint64_t, 2 + kMaxArrays>;
 
-  const Framework& framework(PyTypeObject* type, const std::string& argument);
+  const Framework& framework(PyTypeObject* type, int array, const std::string& argument);
   const Plan& plan(const Call& call, int64_t columns);
   [[noreturn]] void refuse(const std::string& argument, const std::string& what) const;
   void check_dtype(const Argument& argument, DtypeId dtype) const;
@@ -120,13 +122,20 @@ class Operator {
   PyObject* slow_call_;
   PyObject* framework_of_;
   PyObject* implementation_;
+  int array_count_ = 0;
   std::unordered_map<PyTypeObject*, Framework> frameworks_;
+  // The last call's, which the next one most likely is like.
+  struct {
+    PyTypeObject* type = nullptr;
+    const Framework* framework = nullptr;
+  } last_frameworks_[kMaxArrays];
+  Key last_key_{};
+  const Plan* last_plan_ = nullptr;
 
   struct KeyHash {
     size_t operator()(const Key& key) const;
   };
   std::unordered_map<Key, Plan, KeyHash> plans_;
-  Key scratch_;  // reused, so that a lookup allocates nothing
   PyObject* dtypes_seen_;  // {data type object: DtypeId}
 };
 

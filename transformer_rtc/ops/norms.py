@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..dispatch import Argument, LaunchRule, Operator, StaticKernel
 from ..spec import BFLOAT16, FLOAT16, FLOAT32, DeviceLimits, DType, Field, KernelSpec, Params
@@ -27,11 +27,13 @@ class NormConfig:
     vector : int
         Elements of one memory access.
     steps : int
-        Vectors of a row in one thread's registers. A row of more is read twice.
+        Vectors of a row that one thread holds. A row of more is read twice.
     ctas_per_row : int
         CTAs that share a row: a power of two.
     clusters : bool
         Whether they are a cluster, or meet in global memory in a cooperative launch.
+    in_shared : bool
+        Whether a row is held in shared memory rather than in registers.
     """
 
     threads_per_row: int
@@ -40,10 +42,32 @@ class NormConfig:
     steps: int
     ctas_per_row: int = 1
     clusters: bool = False
+    in_shared: bool = False
 
 
 def _power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
+
+
+# By the vectors of 16 bytes in a row: (at most, steps, rows of a CTA, in shared memory). The fastest of 5
+# to 30 configurations of each size on an H200, L2 flushed; behind each, its ratio to the best copy of the run, bfloat16
+# and float32. More threads and a row in shared memory leave registers for more rows in flight.
+_ONE_CTA = (
+    (64, 2, 4, False),  # hidden 512: 0.955, hidden 256: 0.986
+    (128, 2, 2, False),  # hidden 1024: 0.983, hidden 512: 0.994
+    (256, 2, 1, False),  # hidden 2048: 0.999, hidden 1024: 0.979
+    (512, 2, 1, False),  # hidden 4096: 0.984, hidden 2048: 0.956
+    (1024, 2, 1, True),  # hidden 8192: 0.996, hidden 4096: 0.968
+    (2048, 4, 1, True),  # hidden 16384: 0.966, hidden 8192: 0.973
+    (4096, 4, 1, True),  # hidden 32768: 0.972, hidden 16384: 0.970
+)
+
+# The same for rows that CTAs share: (at most, CTAs). Two CTAs were slower than one or four at every size.
+_SHARED_ROW = (
+    (16384, 4),  # hidden 65536: 0.938, hidden 32768: 0.947; twice that: 0.888, 0.909
+    (32768, 8),  # hidden 262144: 0.838, hidden 131072: 0.847
+    (1 << 60, 16),  # hidden 262144 in float32: 0.76
+)
 
 
 def configure(hidden: int, widest: int, limits: DeviceLimits) -> NormConfig:
@@ -62,19 +86,26 @@ def configure(hidden: int, widest: int, limits: DeviceLimits) -> NormConfig:
     vectors = math.ceil(hidden / vector)
     if vectors <= 32:
         threads = _power_of_two(vectors)
-        return NormConfig(threads, max(1, 128 // threads), vector, 1)
-    if vectors <= 64:
-        return NormConfig(32, 4, vector, 2)
-    # Two vectors a thread until a CTA is full.
-    per_cta = 1024 * 2
-    ctas = min(_power_of_two(math.ceil(vectors / per_cta)), limits.max_cluster_size if limits.max_cluster_size > 1 else 16)
+        return NormConfig(threads, 256 // threads, vector, 1)
+    for most, steps, rows, in_shared in _ONE_CTA:
+        if vectors <= most:
+            return NormConfig(_threads(vectors, steps), rows, vector, steps, in_shared=in_shared)
+    clusters = limits.max_cluster_size > 1
+    ctas = next(count for most, count in _SHARED_ROW if vectors <= most)
+    ctas = min(ctas, limits.max_cluster_size) if clusters else ctas
     share = math.ceil(vectors / ctas)
-    steps = 2 if share > 64 else 1
-    while share > 1024 * steps and steps < 4 and 1024 * 2 * steps * 16 <= limits.shared_memory_per_cta - 1024:
-        steps *= 2
-    chunks = math.ceil(share / (1024 * steps))
-    threads = 32 * math.ceil(share / (32 * steps * chunks))
-    return NormConfig(threads, 1, vector, steps, ctas, ctas > 1 and limits.max_cluster_size > 1)
+    for threads, steps in ((512, 4), (512, 8), (1024, 8)):
+        # Twice 16 bytes where input and output elements differ in size.
+        if share <= threads * steps and 2 * threads * steps * 16 <= limits.shared_memory_per_cta:
+            return NormConfig(_threads(share, steps), 1, vector, steps, ctas, clusters, in_shared=True)
+    # Too long to be held: chunks of four vectors a thread, read twice.
+    chunks = math.ceil(share / (1024 * 4))
+    return NormConfig(_threads(math.ceil(share / chunks), 4), 1, vector, 4, ctas, clusters)
+
+
+def _threads(vectors: int, steps: int) -> int:
+    """Return the fewest whole warps that hold so many vectors."""
+    return 32 * math.ceil(vectors / (32 * steps))
 
 
 @dataclass(frozen=True)
@@ -124,9 +155,13 @@ class NormSpec(KernelSpec):
             parts.append(f"out_{self.output.symbol}")
         if self.rstd:
             parts.append("rstd")
-        parts.append(f"h{self.hidden}_t{config.threads_per_row}_r{config.rows_per_cta}_v{config.vector}_s{config.steps}")
+        parts.append(
+            f"h{self.hidden}_t{config.threads_per_row}_r{config.rows_per_cta}_v{config.vector}_s{config.steps}"
+        )
         if config.ctas_per_row > 1:
             parts.append(f"{self.exchange}{config.ctas_per_row}")
+        if config.in_shared:
+            parts.append("shared")
         return "_".join(parts)
 
     @property
@@ -155,6 +190,7 @@ class NormSpec(KernelSpec):
             self.chunks,
             config.ctas_per_row,
             f"trtc::Exchange::{self.exchange}",
+            str(config.in_shared).lower(),
         )
         return (
             '#include "norms.cu"\n\n'
@@ -167,6 +203,13 @@ class NormSpec(KernelSpec):
         )
 
     @property
+    def _staged_bytes(self) -> int:
+        """Bytes of dynamic shared memory for each element that a CTA holds."""
+        if not self.config.in_shared:
+            return self.output.bytes  # for an output that no vector fits
+        return self.input.bytes + (self.output.bytes if self.input.bytes != self.output.bytes else 0)
+
+    @property
     def launch_rule(self) -> LaunchRule:
         config = self.config
         threads = config.threads_per_row * config.rows_per_cta
@@ -175,8 +218,7 @@ class NormSpec(KernelSpec):
             rows_per_cta=config.rows_per_cta,
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
-            # A chunk of every row of the CTA, for outputs that no vector fits.
-            dynamic_shared_memory=threads * config.steps * config.vector * self.output.bytes,
+            dynamic_shared_memory=threads * config.steps * config.vector * self._staged_bytes,
             # trtc::GridWorkspace: a counter, and two buffers of a partial sum of each CTA.
             workspace_bytes=4 + 8 * config.ctas_per_row if self.exchange == "grid" else 0,
         )
@@ -201,20 +243,28 @@ def _fields(weight: bool, rstd: bool) -> tuple[Field, ...]:
     )
 
 
+def norm_spec(
+    x: DType, weight: DType | None, out: DType, hidden: int, limits: DeviceLimits, rstd: bool = False
+) -> NormSpec:
+    """Return the kernel of `rms_norm` for arrays of these types."""
+    config = configure(hidden, max(x.bytes, out.bytes), limits)
+    return NormSpec("rms_norm_forward", x, weight, out, rstd, hidden, config)
+
+
 class _NormFamily:
     name = "norms"
 
     # Rows of at most this many columns are held by a warp in the general kernel.
     _GENERAL_NARROW = 1024
-    _GENERAL_SHAPES = {"narrow": (32, 8), "wide": (512, 1)}  # threads of a row, rows of a CTA
+    # Threads of a row, and rows of a CTA.
+    _GENERAL_SHAPES: ClassVar[dict[str, tuple[int, int]]] = {"narrow": (32, 8), "wide": (512, 1)}
 
     def specialise(
         self, dtypes: dict[str, DType | None], columns: int, limits: DeviceLimits
     ) -> tuple[KernelSpec, LaunchRule]:
         x, out = dtypes["x"], dtypes["out"]
         assert x is not None and out is not None
-        config = configure(columns, max(x.bytes, out.bytes), limits)
-        spec = NormSpec("rms_norm_forward", x, dtypes["weight"], out, dtypes["rstd"] is not None, columns, config)
+        spec = norm_spec(x, dtypes["weight"], out, columns, limits, dtypes["rstd"] is not None)
         return spec, spec.launch_rule
 
     _general_params = Params(
@@ -302,8 +352,8 @@ def rms_norm(
     return_rstd : bool
         Whether to return rstd as well.
     stream : optional
-        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; the framework's current stream
-        by default.
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the framework's
+        current stream.
 
     Returns
     -------

@@ -1,0 +1,327 @@
+"""What compiling costs: each specialisation of RMSNorm beside an empty kernel, loads and first calls on a GPU, and the
+kernels that were compiled when the package was built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+from tqdm import tqdm
+
+import transformer_rtc
+from transformer_rtc import compiler, sources, static
+from transformer_rtc.cache import DiskCache
+from transformer_rtc.dispatch import operators
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
+
+# Well-known models: GPT-2 and BERT to Llama 3 405B; then one column, a head of queries, an odd row, and long rows.
+HIDDEN_SIZES = (
+    *(768, 1024, 1600, 2048, 2880, 3072, 3584, 4096, 5120, 7168, 8192, 12288, 16384),
+    *(1, 64, 4097, 65536, 262144, 1048576),
+)
+DTYPES: dict[str, dict[str, DType | None]] = {
+    "fp32": {"x": FLOAT32, "weight": FLOAT32, "out": FLOAT32, "rstd": None},
+    "fp16": {"x": FLOAT16, "weight": FLOAT16, "out": FLOAT16, "rstd": None},
+    "bf16": {"x": BFLOAT16, "weight": BFLOAT16, "out": BFLOAT16, "rstd": None},
+    "bf16 -> fp32, weight fp32, rstd": {"x": BFLOAT16, "weight": FLOAT32, "out": FLOAT32, "rstd": FLOAT32},
+}
+EMPTY = 'extern "C" __global__ void empty() {}\n'
+
+EXAMPLES = """examples:
+  python3 benchmarks/compile_cost.py
+  python3 benchmarks/compile_cost.py --arch sm_80 --arch sm_90 --repeat 10
+  python3 benchmarks/compile_cost.py --json cost.json --plot cost.png
+  python3 benchmarks/compile_cost.py --from-json cost.json --plot cost.png   # measures nothing
+"""
+
+# A new process: imports, the context, the allocator and the arrays come before the clock starts.
+FIRST_CALL = """
+import json, time, torch, transformer_rtc
+x = torch.randn(16, 4096, device="cuda").to(torch.bfloat16)
+weight = torch.randn(4096, device="cuda").to(torch.bfloat16)
+(x + x).sum().item()
+
+def nvrtc_is_open():
+    return "libnvrtc.so" in open("/proc/self/maps").read()
+
+def milliseconds():
+    start = time.perf_counter()
+    transformer_rtc.rms_norm(x, weight)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+before = nvrtc_is_open()
+first, second = milliseconds(), milliseconds()
+counts = transformer_rtc.manager.counts
+print(json.dumps({"first_ms": first, "second_ms": second, "compiles": counts["compile"], "loads": counts["load"],
+                  "nvrtc_before": before, "nvrtc_after": nvrtc_is_open()}))
+"""
+
+
+def specialisations(limits: DeviceLimits) -> list[tuple[int, str, KernelSpec]]:
+    family = operators()["rms_norm"].family
+    return [
+        (hidden, name, family.specialise(dtypes, hidden, limits)[0])
+        for hidden in HIDDEN_SIZES
+        for name, dtypes in DTYPES.items()
+    ]
+
+
+def compile_once(symbol: str, program: str, architecture: int, *options: str) -> tuple[float, compiler.Compiled]:
+    headers = sources.included(program)
+    start = time.perf_counter()
+    compiled = compiler.compile_program(symbol, program, headers, options, architecture)
+    return (time.perf_counter() - start) * 1e3, compiled
+
+
+def resources(log: str) -> dict[str, int | None]:
+    """Read ptxas's report; None where there is none, as for PTX."""
+
+    def read(pattern: str) -> int | None:
+        found = re.findall(pattern, log)
+        return max(map(int, found)) if found else None
+
+    return {
+        "registers": read(r"Used (\d+) registers"),
+        "spill_store_bytes": read(r"(\d+) bytes spill stores"),
+        "spill_load_bytes": read(r"(\d+) bytes spill loads"),
+        "stack_bytes": read(r"(\d+) bytes stack frame"),
+    }
+
+
+def measure_compiles(architecture: int, repeat: int) -> dict[str, Any]:
+    cases = specialisations(ARCHITECTURES[architecture])
+    cold: list[list[float]] = [[] for _ in cases]
+    empty: list[float] = []
+    reports = []
+    with tqdm(total=len(cases) * (repeat + 1), desc=f"compiling for sm_{architecture}", unit="kernel") as progress:
+        # The repetitions of a kernel lie far apart, and an empty one goes before each: the machine's moods reach all.
+        for _ in range(repeat):
+            for times, (_, _, spec) in zip(cold, cases, strict=True):
+                empty.append(compile_once("empty", EMPTY, architecture)[0])
+                times.append(compile_once(spec.symbol, spec.program, architecture, *spec.options)[0])
+                progress.update()
+        for _, _, spec in cases:
+            # Apart from the timed ones, which have the options that users get.
+            _, compiled = compile_once(spec.symbol, spec.program, architecture, *spec.options, "-Xptxas=-v")
+            reports.append({"kind": compiled.kind, "bytes": len(compiled.image), **resources(compiled.log)})
+            progress.update()
+    kernels = [
+        {"symbol": spec.symbol, "hidden": hidden, "dtypes": name, "cold_ms": times, **report}
+        for (hidden, name, spec), times, report in zip(cases, cold, reports, strict=True)
+    ]
+    return {"architecture": architecture, "empty_ms": empty, "kernels": kernels}
+
+
+def measure_loads(repeat: int) -> dict[str, Any]:
+    """Time a fresh manager on a warm cache folder: the entry is read and checked, and the cubin is loaded."""
+    limits = transformer_rtc.device_limits(0)
+    kernels = []
+    with tempfile.TemporaryDirectory() as folder:
+        for hidden, name, spec in tqdm(specialisations(limits), desc="loading on cuda:0", unit="kernel"):
+            transformer_rtc.KernelManager(DiskCache(folder)).image(spec, limits.architecture)
+            times = []
+            for _ in range(repeat):
+                fresh = transformer_rtc.KernelManager(DiskCache(folder))
+                start = time.perf_counter()
+                fresh.get(spec, 0)
+                times.append((time.perf_counter() - start) * 1e3)
+                assert fresh.counts["compile"] == 0, f"{spec.symbol} was not in the warm cache"
+            kernels.append({"symbol": spec.symbol, "hidden": hidden, "dtypes": name, "load_ms": times})
+    return {"architecture": limits.architecture, "kernels": kernels}
+
+
+def measure_first_calls(repeat: int) -> dict[str, Any]:
+    """Time the first call in new processes: one fills the cache, and the others find it full."""
+
+    def run(folder: str, on_compile: str) -> dict[str, Any]:
+        changed = {"TRANSFORMER_RTC_CACHE_DIR": folder, "TRANSFORMER_RTC_ON_COMPILE": on_compile}
+        command = [sys.executable, "-c", FIRST_CALL]
+        # In the folder, because -c imports from the working directory: in a source tree, a package that is not built.
+        answer = subprocess.run(command, cwd=folder, env={**os.environ, **changed}, capture_output=True, text=True)
+        if answer.returncode != 0:
+            sys.exit(f"the process that times a first call failed:\n{answer.stderr}")
+        result = json.loads(answer.stdout.splitlines()[-1])
+        assert isinstance(result, dict)
+        return result
+
+    with tempfile.TemporaryDirectory() as folder:
+        cold = run(folder, "allow")
+        warm = [run(folder, "error") for _ in tqdm(range(repeat), desc="first calls of new processes", unit="process")]
+    return {"cold": cold, "warm": warm}
+
+
+def measure_on_gpu(repeat: int) -> dict[str, Any]:
+    problem = common.gpu_problem()
+    if problem:
+        return {"loads_skipped": problem, "first_calls_skipped": problem}
+    found: dict[str, Any] = {"loads": measure_loads(repeat)}
+    try:
+        import torch
+
+        usable = torch.cuda.is_available()
+    except ImportError:
+        usable = False
+    if usable:
+        found["first_calls"] = measure_first_calls(repeat)
+    else:
+        found["first_calls_skipped"] = "they are timed on torch's arrays, and there is no torch that sees a GPU"
+    return found
+
+
+def print_compiles(measured: dict[str, Any], loads: dict[str, Any] | None) -> None:
+    load_ms = {}
+    if loads and loads["architecture"] == measured["architecture"]:
+        load_ms = {kernel["symbol"]: f"{statistics.median(kernel['load_ms']):.2f}" for kernel in loads["kernels"]}
+    rows = []
+    for kernel in measured["kernels"]:
+        cold = kernel["cold_ms"]
+        spills = [kernel["spill_store_bytes"], kernel["spill_load_bytes"]]
+        rows.append(
+            (
+                kernel["symbol"],
+                f"{statistics.median(cold):.1f}",
+                f"{max(cold):.1f}",
+                load_ms.get(kernel["symbol"]),
+                kernel["bytes"],
+                kernel["registers"],
+                None if None in spills else sum(spills),
+            )
+        )
+    print(f"sm_{measured['architecture']}")
+    print(common.table(("kernel", "cold ms", "worst", "warm load ms", "bytes", "registers", "spill bytes"), rows))
+    medians = [statistics.median(kernel["cold_ms"]) for kernel in measured["kernels"]]
+    every = [time for kernel in measured["kernels"] for time in kernel["cold_ms"]]
+    empty = common.spread(measured["empty_ms"])
+    print(
+        f"\n{len(medians)} kernels: median {statistics.median(medians):.1f} ms, "
+        f"worst kernel's median {max(medians):.1f} ms, worst of {len(every)} compiles {max(every):.1f} ms\n"
+        f"empty kernel: median {empty['median']:.1f} ms ({empty['p10']:.1f} to {empty['p90']:.1f})\n"
+    )
+
+
+def print_first_calls(found: dict[str, Any]) -> None:
+    for part in ("loads", "first_calls"):
+        if f"{part}_skipped" in found:
+            print(f"{part.replace('_', ' ')}: not measured: {found[f'{part}_skipped']}")
+    if "first_calls" not in found:
+        print()
+        return
+    cold, warm = found["first_calls"]["cold"], found["first_calls"]["warm"]
+    first = common.spread([run["first_ms"] for run in warm])
+    second = statistics.median(run["second_ms"] for run in warm)
+    opened = sum(run["nvrtc_after"] and not run["nvrtc_before"] for run in warm)
+    print(
+        "first call of a new process on bf16 16x4096, beyond imports and the context's creation:\n"
+        f"with a cold cache {cold['first_ms']:.1f} ms; with a warm one {first['median']:.2f} ms "
+        f"({first['min']:.2f} to {first['max']:.2f}), where the second call takes {second:.3f} ms\n"
+        f"libnvrtc was opened by {opened} of {len(warm)} warm processes"
+    )
+    if any(run["nvrtc_before"] for run in warm):
+        print("torch had opened a libnvrtc of its own before the call: whether the call opens one cannot be told here")
+    print()
+
+
+def print_static(manifest: dict[str, Any]) -> None:
+    if not manifest:
+        print("static kernels: this installation has none")
+        return
+    families: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for file in manifest["files"]:
+        families[file["family"]].append(file)
+    rows: list[tuple[object, ...]] = []
+    for family, files in families.items():
+        rows += [(file["file"], f"{file['seconds']:.2f}", file["bytes"]) for file in files]
+        rows.append((f"{family}: all", f"{sum(f['seconds'] for f in files):.2f}", sum(f["bytes"] for f in files)))
+    print("static kernels, compiled when the package was built")
+    print(common.table(("file", "seconds", "bytes"), rows))
+    print(f"\nthe build took {manifest['seconds']:.2f} s for all, several at once")
+
+
+def plot(result: dict[str, Any], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    measured = result["compiles"]
+    figure, axes = pyplot.subplots(len(measured), 1, figsize=(10, 4.5 * len(measured)), squeeze=False)
+    for (axis,), one in zip(axes, measured, strict=True):
+        sizes = sorted({kernel["hidden"] for kernel in one["kernels"]})
+        names = list(dict.fromkeys(kernel["dtypes"] for kernel in one["kernels"]))
+        for index, name in enumerate(names):
+            points = [
+                (sizes.index(kernel["hidden"]) + (index - (len(names) - 1) / 2) * 0.18, time)
+                for kernel in one["kernels"]
+                if kernel["dtypes"] == name
+                for time in kernel["cold_ms"]
+            ]
+            axis.scatter(*zip(*points, strict=True), s=10, alpha=0.7, label=name)
+        empty = statistics.median(one["empty_ms"])
+        axis.axhline(empty, color="black", linestyle="--", linewidth=1, label=f"empty kernel, {empty:.0f} ms")
+        axis.set_xticks(range(len(sizes)), [str(size) for size in sizes], rotation=45, ha="right")
+        axis.set(xlabel="hidden size", ylabel="cold compile, ms", ylim=(0, None))
+        axis.set_title(f"rms_norm to a cubin for sm_{one['architecture']}: every compile")
+        axis.grid(axis="y", alpha=0.3)
+        axis.legend(fontsize=8, ncols=3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def report(result: dict[str, Any], plot_path: str | None) -> None:
+    common.print_environment(result["environment"])
+    for one in result["compiles"]:
+        print_compiles(one, result["gpu"].get("loads"))
+    print(f"the process's first compile, an empty kernel that opened NVRTC: {result['first_compile_ms']:.1f} ms\n")
+    print_first_calls(result["gpu"])
+    print_static(result["static"])
+    if plot_path:
+        plot(result, plot_path)
+
+
+def architecture(text: str) -> int:
+    number = text.removeprefix("sm_")
+    if not number.isdecimal() or int(number) not in ARCHITECTURES:
+        known = ", ".join(f"sm_{known}" for known in ARCHITECTURES)
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {known}")
+    return int(number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arch", type=architecture, action="append", help="default: sm_90; may be given several times")
+    parser.add_argument("--repeat", type=common.positive, default=5, help="measurements of each figure (default: 5)")
+    parser.add_argument("--json", metavar="FILE", help="write every measurement there")
+    parser.add_argument("--plot", metavar="FILE", help="draw cold compile times by hidden size; needs matplotlib")
+    parser.add_argument("--from-json", metavar="FILE", help="report on what --json wrote, and measure nothing")
+    arguments = parser.parse_args()
+    if arguments.from_json:
+        report(json.loads(Path(arguments.from_json).read_text(encoding="utf-8")), arguments.plot)
+        return
+    # NVRTC keeps a cache of its own where there is a driver, and would answer a repeated compile from it.
+    os.environ["CUDA_CACHE_DISABLE"] = "1"
+    result: dict[str, Any] = {"environment": common.environment()}
+    # An empty kernel, and the bindings' import and libnvrtc's opening with it: no later compile pays for those.
+    result["first_compile_ms"], _ = compile_once("empty", EMPTY, 90)
+    result["compiles"] = [measure_compiles(arch, arguments.repeat) for arch in arguments.arch or [90]]
+    result["gpu"] = measure_on_gpu(arguments.repeat)
+    result["static"] = static.manifest()
+    common.write_json(arguments.json, result)
+    report(result, arguments.plot)
+
+
+main()

@@ -1,0 +1,548 @@
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformer_rtc import _native, rms_norm
+from transformer_rtc.errors import AllocationError, ArgumentError, DriverNotFoundError
+from transformer_rtc.ops import norms
+from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
+
+FLOAT64 = 2 << 8 | 64
+INT32 = 32
+BASE = 1 << 32  # an address, far from the others
+NAMES = "float32, float16, bfloat16"
+
+
+def dense(shape):
+    return tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
+
+
+def view(shape=(4, 64), strides=None, dtype=BFLOAT16.id, at=BASE, device=0, read_only=False) -> _native.View:
+    """Return a view of memory that is not there: no check may read it."""
+    return _native.View(at, shape, dense(shape) if strides is None else strides, dtype, device, read_only)
+
+
+def weight(shape=(64,), strides=None, dtype=BFLOAT16.id, at=BASE << 1, device=0) -> _native.View:
+    return view(shape, strides, dtype, at, device)
+
+
+def out(*arguments: Any, at=BASE << 2, **options: Any) -> _native.View:
+    return view(*arguments, at=at, **options)
+
+
+# ---- What the native call refuses ---------------------------------------------------------------------------------
+
+REFUSED = {
+    "a scalar": (dict(x=view(())), "x must have at least one dimension"),
+    "no columns": (dict(x=view((4, 0))), r"x must have 1 to 2\^30 elements in its last dimension; it has 0"),
+    "too many columns": (dict(x=view((1, 2**30 + 1))), r"x must have 1 to 2\^30 elements.*; it has 1073741825"),
+    "no columns and no rows": (dict(x=view((0, 0))), r"x must have 1 to 2\^30 elements"),
+    "x of float64": (dict(x=view(dtype=FLOAT64)), f"x must be one of {NAMES}; it is float64"),
+    "x of int32": (dict(x=view(dtype=INT32)), f"x must be one of {NAMES}; it is int32"),
+    "x of complex64": (dict(x=view(dtype=5 << 8 | 64)), f"x must be one of {NAMES}; it is complex64"),
+    "x of bool": (dict(x=view(dtype=6 << 8 | 8)), f"x must be one of {NAMES}; it is bool"),
+    "x of fp8": (dict(x=view(dtype=10 << 8 | 8)), f"x must be one of {NAMES}; it is float8_e4m3fn"),
+    "x of an unknown type": (dict(x=view(dtype=99 << 8 | 4)), f"x must be one of {NAMES}; it is type 99 of 4 bits"),
+    "weight of float64": (dict(weight=weight(dtype=FLOAT64)), f"weight must be one of {NAMES}; it is float64"),
+    "out of float64": (dict(out=out(dtype=FLOAT64)), f"out must be one of {NAMES}; it is float64"),
+    "a short weight": (dict(weight=weight((63,))), r"weight must have the shape \(64,\).*; it has \(63,\)"),
+    "a long weight": (dict(weight=weight((65,))), r"weight must have the shape \(64,\).*; it has \(65,\)"),
+    "a weight of rank 2": (dict(weight=weight((1, 64))), r"weight must have the shape \(64,\).*; it has \(1, 64\)"),
+    "a weight of rank 0": (dict(weight=weight(())), r"weight must have the shape \(64,\).*; it has \(\)"),
+    "an empty weight": (dict(weight=weight((0,))), r"weight must have the shape \(64,\).*; it has \(0,\)"),
+    "a strided weight": (dict(weight=weight(strides=(2,))), "weight must be contiguous"),
+    "a reversed weight": (dict(weight=weight(strides=(-1,))), "weight must be contiguous"),
+    "an expanded weight": (dict(weight=weight(strides=(0,))), "weight must be contiguous"),
+    "strided columns": (dict(x=view(strides=(128, 2))), r"x must be contiguous.*stride is 2: pass x\.contiguous\(\)"),
+    "a transposed x": (dict(x=view((64, 64), (1, 64))), "x must be contiguous in its last dimension.*stride is 64"),
+    "expanded columns": (dict(x=view(strides=(64, 0))), "x must be contiguous in its last dimension.*stride is 0"),
+    "strided columns of out": (dict(out=out(strides=(128, 2))), r"out must be contiguous.*pass out\.contiguous\(\)"),
+    "three strides": (dict(x=view((2, 3, 4, 64), (8192, 1024, 100, 1))), "x must have leading dimensions.*two strides"),
+    "three strides of out": (
+        dict(x=view((2, 3, 4, 64)), out=out((2, 3, 4, 64), (8192, 1024, 100, 1))),
+        "x and out must have leading dimensions that collapse to at most two strides.*pass a contiguous array",
+    ),
+    "two strides of each, three together": (
+        dict(x=view((2, 3, 4, 8), (1000, 32, 8, 1)), out=out((2, 3, 4, 8), (96, 32, 8, 1)), weight=weight((8,))),
+        None,
+    ),
+    "strides that collapse only one by one": (
+        dict(x=view((2, 3, 4, 8), (1000, 32, 8, 1)), out=out((2, 3, 4, 8), (300, 100, 8, 1)), weight=weight((8,))),
+        "x and out must have leading dimensions that collapse",
+    ),
+    "an out of another shape": (dict(out=out((5, 64))), r"out must have the shape of x, \(4, 64\); it has \(5, 64\)"),
+    "an out of other columns": (dict(out=out((4, 65))), r"out must have the shape of x, \(4, 64\); it has \(4, 65\)"),
+    "an out of another rank": (dict(out=out((1, 4, 64))), r"out must have the shape of x, \(4, 64\); it has \(1, 4, 64\)"),
+    "an out of rank 1": (dict(out=out((64,))), r"out must have the shape of x, \(4, 64\); it has \(64,\)"),
+    "a read-only out": (dict(out=out(read_only=True)), "out is read-only"),
+    "expanded rows of out": (dict(out=out(strides=(0, 1))), "out has rows that overlap each other"),
+    "overlapping rows of out": (dict(out=out(strides=(63, 1))), "out has rows that overlap each other"),
+    "overlapping heads of out": (
+        dict(x=view((4, 2, 64)), out=out((4, 2, 64), (256, 63, 1))), "out has rows that overlap each other",
+    ),
+    "overlapping outer rows of out": (
+        dict(x=view((4, 2, 64)), out=out((4, 2, 64), (127, 64, 1))), "out has rows that overlap each other",
+    ),
+    "a weight of another device": (
+        dict(weight=weight(device=1)), r"weight must be on the device of x, cuda:0; it is on cuda:1",
+    ),
+    "an out of another device": (dict(out=out(device=3)), r"out must be on the device of x, cuda:0; it is on cuda:3"),
+    "x without memory": (dict(x=view(at=0)), "x has elements but no memory: it is a fake or meta tensor"),
+    "a weight without memory": (dict(weight=weight(at=0)), "weight has elements but no memory"),
+    "an out without memory": (dict(out=out(at=0)), "out has elements but no memory"),
+    "x at an odd address": (dict(x=view(at=BASE + 1)), "x must be aligned to its elements of 2 bytes"),
+    "fp32 between elements": (dict(x=view(dtype=FLOAT32.id, at=BASE + 2)), "x must be aligned to its elements of 4 bytes"),
+    "a weight at an odd address": (dict(weight=weight(at=BASE + 3)), "weight must be aligned to its elements of 2 bytes"),
+    "an out at an odd address": (dict(out=out(at=BASE * 4 + 1)), "out must be aligned to its elements of 2 bytes"),
+    "out one element after x": (dict(out=out(at=BASE + 2)), "out must be x itself or not overlap it"),
+    "out one row after x": (dict(out=out(at=BASE + 128)), "out must be x itself or not overlap it"),
+    "out before x into it": (dict(out=out(at=BASE - 4 * 64 * 2 + 2)), "out must be x itself or not overlap it"),
+    "out of another type on x": (dict(out=out(dtype=FLOAT16.id, at=BASE)), "out must be x itself or not overlap it"),
+    "a wider out on x": (dict(out=out(dtype=FLOAT32.id, at=BASE)), "out must be x itself or not overlap it"),
+    "other strides on x": (dict(x=view(strides=(128, 1)), out=out(at=BASE)), "out must be x itself or not overlap it"),
+    "out over an expanded x": (dict(x=view(strides=(0, 1)), out=out(at=BASE)), "out must be x itself or not overlap it"),
+    "out on the weight": (dict(weight=weight(at=BASE << 2)), "out must not overlap weight"),
+    "out's end on the weight": (dict(weight=weight(at=(BASE << 2) + 4 * 128 - 2)), "out must not overlap weight"),
+    "the weight's end on out": (dict(weight=weight(at=(BASE << 2) - 126)), "out must not overlap weight"),
+    "in place over the weight": (dict(out=view(), weight=weight(at=BASE + 128)), "out must not overlap weight"),
+    "eps of NaN": (dict(eps=float("nan")), "eps must be finite; it is nan"),
+    "eps of infinity": (dict(eps=float("inf")), "eps must be finite; it is inf"),
+    "eps of a string": (dict(eps="1e-6"), "eps must be a real number; it is of type str"),
+    "eps of None": (dict(eps=None), "eps must be a real number; it is of type NoneType"),
+    "a complex eps": (dict(eps=1j), "eps must be a real number; it is of type complex"),
+    "a list of eps": (dict(eps=[1e-6]), "eps must be a real number; it is of type list"),
+    "weight_offset of NaN": (dict(weight_offset=float("-nan")), "weight_offset must be finite"),
+    "weight_offset of a string": (dict(weight_offset="1"), "weight_offset must be a real number; it is of type str"),
+    "out_dtype of float64": (dict(out_dtype="float64"), f"a data type must be one of {NAMES}; it is 'float64'"),
+    "out_dtype of int": (dict(out_dtype=np.int32), f"a data type must be one of {NAMES}"),
+    "out_dtype of nonsense": (dict(out_dtype="nonsense"), f"a data type must be one of {NAMES}; it is 'nonsense'"),
+    "an unhashable out_dtype": (dict(out_dtype={}), f"a data type must be one of {NAMES}"),
+    "out and another out_dtype": (dict(out=out(), out_dtype="float32"), "out is bfloat16 where float32 was asked for"),
+}  # fmt: skip
+
+
+def test_a_call_without_faults_reaches_its_plan(check):
+    assert check(view(), weight(), out(), rstd=True) == (0, 0, (BFLOAT16.id,) * 3 + (FLOAT32.id,), 64)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, message) in REFUSED.items() if message])
+def test_bad_arguments_are_refused_by_name(check, name):
+    changes, message = REFUSED[name]
+    arguments = {"x": view(), "weight": weight(), "out": None, **changes}
+    if arguments["weight"] is not None and name.startswith(("three", "no col", "too many", "strides that")):
+        arguments["weight"] = None  # of another length
+    with pytest.raises(ArgumentError, match=f"^rms_norm: {message}" if "out_dtype" not in name else message):
+        check(**arguments)
+
+
+# ---- What it accepts ----------------------------------------------------------------------------------------------
+
+QKV = (5, 3, 2, 64)  # tokens of q, k, v with two heads each
+_PACKED = (3 * 2 * 64, 64, 1)
+
+
+def head(part: int) -> dict[str, Any]:
+    return {"shape": (5, 2, 64), "strides": _PACKED, "at": BASE + part * 2 * 64 * 2}
+
+
+ACCEPTED = {
+    "one row of rank 1": dict(x=view((64,))),
+    "rank 7": dict(x=view((2, 1, 3, 1, 2, 2, 64))),
+    "one column": dict(x=view((4, 1)), weight=weight((1,))),
+    "one column of any stride": dict(x=view((4, 1), (3, 7)), weight=weight((1,), (5,))),
+    "the most columns": dict(x=view((1, 2**30)), weight=weight((2**30,))),
+    "many rows": dict(x=view((2**33, 64))),
+    "padded rows": dict(x=view(strides=(100, 1))),
+    "expanded rows": dict(x=view(strides=(0, 1))),
+    "overlapping rows": dict(x=view(strides=(1, 1))),
+    "reversed rows": dict(x=view(strides=(-64, 1))),
+    "heads inside rows": dict(x=view(**head(1))),
+    "permuted heads": dict(x=view((2, 5, 64), (64, 384, 1))),
+    "dimensions of one element with any stride": dict(x=view((1, 4, 1, 64), (7, 64, -3, 1))),
+    "the least alignment": dict(x=view(at=BASE + 2), weight=weight(at=BASE * 2 + 6)),
+    "no weight": dict(weight=None),
+    "a weight of another type": dict(weight=weight(dtype=FLOAT32.id)),
+    "an out": dict(out=out()),
+    "an out with other strides": dict(out=out(strides=(65, 1))),
+    "an out with reversed rows": dict(out=out(strides=(-64, 1))),
+    "a wider out": dict(out=out(dtype=FLOAT32.id)),
+    "in place": dict(out=view()),
+    "in place with strides": dict(x=view(**head(0)), out=view(**head(0))),
+    "q into k": dict(x=view(**head(0)), out=view(**head(1))),
+    "v into q": dict(x=view(**head(2)), out=view(**head(0))),
+    "one column beside another": dict(x=view((4, 32), (64, 1)), out=view((4, 32), (64, 1), at=BASE + 64), weight=None),
+    "out right after x": dict(out=out(at=BASE + 4 * 128)),
+    "out right before x": dict(out=out(at=BASE - 4 * 128)),
+    "out right after the weight": dict(weight=weight(at=(BASE << 2) - 128), out=out()),
+    "out right before the weight": dict(weight=weight(at=(BASE << 2) + 4 * 128), out=out()),
+    "x as weight": dict(x=view((1, 64)), weight=weight(at=BASE)),
+    "a read-only x": dict(x=view(read_only=True)),
+    "an integer eps": dict(eps=0),
+    "a numpy eps": dict(eps=np.float32(1e-5)),
+    "an offset": dict(weight_offset=-1),
+    "out_dtype": dict(out_dtype="float16"),
+    "out_dtype of numpy": dict(out_dtype=np.dtype(ml_dtypes.bfloat16)),
+    "out and its out_dtype": dict(out=out(), out_dtype="bfloat16"),
+    "another device": dict(x=view(device=3), weight=weight(device=3), out=out(device=3)),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_good_arguments_reach_the_plan(check, name):
+    arguments = {"x": view(), "weight": None, "out": None, **ACCEPTED[name]}
+    implementation, _, dtypes, _ = check(**arguments)
+    assert implementation == 0 and len(dtypes) == 4
+
+
+def test_the_plan_gets_the_types_of_what_is_there(check):
+    x, w, y = (view(dtype=FLOAT32.id), weight(dtype=FLOAT16.id), out(dtype=BFLOAT16.id, device=0))
+    assert check(x, w, y) == (0, 0, (FLOAT32.id, FLOAT16.id, BFLOAT16.id, 0), 64)
+    assert check(x)[2] == (FLOAT32.id, 0, FLOAT32.id, 0)
+    assert check(x, out_dtype="float16", rstd=1)[2] == (FLOAT32.id, 0, FLOAT16.id, FLOAT32.id)
+
+
+@pytest.mark.parametrize("name", ["using static", "using rtc"])
+def test_the_chosen_implementation_reaches_the_plan(check, name):
+    import transformer_rtc
+    from transformer_rtc.dispatch import IMPLEMENTATIONS
+
+    implementation = name.split()[1]
+    with transformer_rtc.using(implementation):
+        assert IMPLEMENTATIONS[check(view())[0]] == implementation
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (0, 3, 64), (2, 0, 3, 64), (3, 5, 0, 7, 64)])
+def test_no_rows_need_no_plan_and_no_memory_but_an_output_of_their_shape(check, shape):
+    made = []
+
+    def allocate(*request):
+        made.append(request)
+        return f"array {len(made)}", 0
+
+    x = view(shape, at=0)
+    assert check(x, allocate=allocate) == ("array 1",)
+    assert check(x, allocate=allocate, rstd=True) == (("array 2", "array 3"),)
+    assert made[0] == (shape, BFLOAT16.id, 0) and made[2] == (shape[:-1], FLOAT32.id, 0)
+    y = out(shape, at=0)
+    assert check(x, out=y) == (y,)
+    with pytest.raises(ArgumentError, match="weight must have the shape"):
+        check(x, weight((63,)), allocate=allocate)
+
+
+def test_a_call_of_another_number_of_arguments_is_refused():
+    for count in (0, 1, 7, 9):
+        with pytest.raises(ArgumentError, match=f"rms_norm: {len(norms._RMS_NORM.arguments)} arguments expected, {count} given"):
+            norms._RMS_NORM.call(*[None] * count)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: finite as a double, infinite in the kernel's parameters")
+@pytest.mark.parametrize("name", ["eps", "weight_offset"])
+def test_a_number_beyond_float32_is_refused(check, name):
+    with pytest.raises(ArgumentError, match=f"{name} must be finite"):
+        check(view(), **{name: 1e300})
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="bug: numpy's own error, not this package's")
+@pytest.mark.parametrize("dtype", ["f4,{", [("a", "f4"), ("a", "f4")]])
+def test_an_out_dtype_that_numpy_cannot_read_is_refused(check, dtype):
+    try:
+        check(view(), out_dtype=dtype)
+    except ArgumentError:
+        return
+    except ValueError as error:
+        raise ValueError("not an ArgumentError") from error
+
+
+# ---- Overlap and strides against a list of every element -----------------------------------------------------------
+
+SIZES = {BFLOAT16.id: 2, FLOAT32.id: 4}
+
+
+@st.composite
+def row_arrays(draw, shape):
+    """Draw (strides, offset in bytes, type): small, so that arrays meet often."""
+    strides = tuple(draw(st.integers(-40, 40)) for _ in shape[:-1])
+    dtype = draw(st.sampled_from(sorted(SIZES)))
+    return (*strides, 1), draw(st.integers(-60, 60)) * SIZES[dtype], dtype
+
+
+def rows_of(shape, array):
+    """Return the bytes of each row."""
+    strides, offset, dtype = array
+    size = SIZES[dtype]
+    return [
+        range(start, start + shape[-1] * size)
+        for index in itertools.product(*(range(extent) for extent in shape[:-1]))
+        for start in [offset + size * sum(i * stride for i, stride in zip(index, strides, strict=False))]
+    ]
+
+
+def overlap(rows) -> bool:
+    seen: set[int] = set()
+    for row in rows:
+        if not seen.isdisjoint(row):
+            return True
+        seen.update(row)
+    return False
+
+
+def passes(check, shape, x, y, w=None) -> str:
+    """Return what is refused, or nothing."""
+    views = [view(shape, strides, dtype, BASE + offset) for strides, offset, dtype in (x, y)]
+    try:
+        check(views[0], None if w is None else view((shape[-1],), (1,), BFLOAT16.id, BASE + w), views[1])
+    except ArgumentError as error:
+        return str(error)
+    return ""
+
+
+SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=2).flatmap(
+    lambda leading: st.integers(1, 9).map(lambda columns: (*leading, columns))
+)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.data())
+def test_an_out_that_passes_shares_no_element_with_anything_else(data):
+    shape = data.draw(SHAPES)
+    x, y = data.draw(row_arrays(shape)), data.draw(row_arrays(shape))
+    w = data.draw(st.none() | st.integers(-80, 80).map(lambda i: 2 * i))
+    if passes(_check, shape, x, y, w):
+        return
+    rows = {"x": rows_of(shape, x), "out": rows_of(shape, y), "weight": []}
+    if w is not None:
+        rows["weight"] = [range(w, w + 2 * shape[-1])]
+    assert not overlap(rows["out"])
+    assert not overlap(rows["weight"] + rows["out"])
+    in_place = x[2] == y[2] and rows["x"] == rows["out"]
+    assert in_place or not {byte for row in rows["x"] for byte in row} & {byte for row in rows["out"] for byte in row}
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_an_out_whose_extent_is_apart_is_refused_only_for_its_own_rows(data):
+    shape = data.draw(SHAPES)
+    x, (strides, _, dtype) = data.draw(row_arrays(shape)), data.draw(row_arrays(shape))
+    y = (strides, 1 << 20, dtype)
+    # Nested strides: each spans what lies within it, in either order of the dimensions.
+    reach = sorted((abs(s), n) for s, n in zip(strides, shape[:-1], strict=False) if n > 1)
+    span, nested = shape[-1], True
+    for stride, extent in reach:
+        nested &= stride >= span
+        span += stride * (extent - 1)
+    error = passes(_check, shape, x, y)
+    assert (error == "") == nested, error
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.data())
+def test_an_array_collapses_exactly_where_two_strides_say_where_each_row_is(data):
+    leading = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    unit = data.draw(st.integers(1, 3))
+    strides = tuple(data.draw(st.sampled_from([0, 1, 2, 3, 4, 6, 8, 12, 16, 24])) * unit for _ in leading)
+    starts = [
+        sum(i * stride for i, stride in zip(index, strides, strict=True))
+        for index in itertools.product(*(range(extent) for extent in leading))
+    ]
+
+    def two_strides(inner: int) -> bool:
+        step = starts[1] - starts[0] if inner > 1 else 0
+        outer = starts[inner] - starts[0] if inner < len(starts) else 0
+        return all(start == i // inner * outer + i % inner * step for i, start in enumerate(starts))
+
+    expected = any(two_strides(inner) for inner in range(1, len(starts) + 1))
+    try:
+        _check(view((*leading, 1), (*strides, 1)))
+        accepted = True
+    except ArgumentError as error:
+        assert "collapse to at most two strides" in str(error)
+        accepted = False
+    assert accepted == expected
+
+
+@pytest.fixture(autouse=True)
+def _checked(check):
+    # Hypothesis runs one function for many examples; the fixture holds no state.
+    global _check
+    _check = check
+
+
+# ---- What arrays.call refuses, and where it goes on ------------------------------------------------------------------
+
+
+def host(shape=(4, 64), dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+@pytest.mark.parametrize("x", [None, 1.0, "x", [1.0, 2.0], (1.0,), object(), np.float32(1), {}, bytes(4)])
+def test_what_is_no_array_is_refused(x):
+    with pytest.raises(ArgumentError, match="^rms_norm: x must be an array"):
+        rms_norm(x)
+
+
+@pytest.mark.parametrize("name", ["weight", "out"])
+def test_an_argument_that_is_no_array_is_refused_by_name(name):
+    with pytest.raises(ArgumentError, match=rf"^rms_norm: {name} must be an array.*; it is a builtins\.list"):
+        rms_norm(host(), **{name: [1.0] * 64})
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.int32, np.uint16, np.complex64, np.bool_, "S4", object])
+def test_a_numpy_array_of_another_type_is_refused(dtype):
+    with pytest.raises(ArgumentError, match=f"^rms_norm: x must be one of {NAMES}; it is {np.dtype(dtype)}"):
+        rms_norm(np.zeros((4, 64), dtype))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.int4])
+def test_another_type_of_ml_dtypes_is_refused(dtype):
+    with pytest.raises(ArgumentError, match=f"^rms_norm: x must be one of {NAMES}"):
+        rms_norm(np.zeros((4, 64), dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_byte_swapped_array_is_refused(dtype):
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x must have the machine's byte order; it is >f[24]"):
+        rms_norm(host(dtype=np.dtype(dtype).newbyteorder(">")))
+
+
+def test_strides_between_elements_are_refused():
+    packed = np.zeros((4, 64), np.dtype([("pad", "u1"), ("x", "f4")]))["x"]
+    with pytest.raises(ArgumentError, match="^rms_norm: x must have strides that are multiples of its elements' size"):
+        rms_norm(packed)
+
+
+@pytest.mark.parametrize("stream", [object(), "stream", -1, 1.5, True, [], np.float32(1)])
+def test_what_is_no_stream_is_refused(stream):
+    with pytest.raises(ArgumentError, match="^rms_norm: stream must be a handle"):
+        rms_norm(host(), stream=stream)
+
+
+def test_an_unknown_keyword_is_pythons_own_error():
+    with pytest.raises(TypeError, match="bias"):
+        rms_norm(host(), bias=1)
+    with pytest.raises(TypeError, match="positional"):
+        rms_norm(host(), host((64,)), 1e-6, 0.0)
+
+
+@pytest.mark.usefixtures("without_driver")
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_good_host_array_needs_a_driver(dtype):
+    with pytest.raises(DriverNotFoundError, match="^rms_norm: x is on the host, and is staged through a GPU: no NVIDIA driver"):
+        rms_norm(host(dtype=dtype), host((64,), dtype))
+
+
+class Dlpack:
+    """What another framework's array looks like."""
+
+    def __init__(self, array, device=(1, 0)):
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, *, stream=None, max_version=None):
+        return self.array.__dlpack__()
+
+
+@pytest.mark.usefixtures("without_driver")
+@pytest.mark.parametrize("x", [Dlpack(host()), host()[::-1], host()[::2], host((64,)), host((0, 64)), host((2, 3, 4, 64))])
+def test_any_array_of_the_host_is_taken_as_far_as_the_driver(x):
+    with pytest.raises(DriverNotFoundError, match="staged through a GPU"):
+        rms_norm(x)
+
+
+def test_an_array_of_an_unknown_device_is_refused():
+    with pytest.raises(ArgumentError, match="^rms_norm: x must be on a CUDA GPU or the host; its DLPack device type is 8"):
+        rms_norm(Dlpack(host(), (8, 0)))
+
+
+def test_arrays_of_two_frameworks_are_refused():
+    torch = pytest.importorskip("torch")
+    for x, other in ((host(), torch.ones(64)), (torch.ones(4, 64), host((64,))), (host(), Dlpack(host((64,))))):
+        for name in ("weight", "out"):
+            with pytest.raises(ArgumentError, match=f"^rms_norm: {name} must be of the same framework as the .* before it"):
+                rms_norm(x, **{name: other})
+
+
+# ---- torch ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.usefixtures("without_driver")
+def test_a_plain_tensor_a_parameter_and_a_buffer_need_a_driver(torch):
+    with torch.no_grad():
+        for x in (torch.ones(4, 64), torch.nn.Parameter(torch.ones(4, 64)), torch.nn.Buffer(torch.ones(4, 64))):
+            with pytest.raises(DriverNotFoundError):
+                rms_norm(x, torch.nn.Parameter(torch.ones(64)))
+
+
+def test_a_tensor_that_requires_grad_is_refused_only_while_grad_mode_is_on(torch):
+    x = torch.ones(4, 64, requires_grad=True)
+    for name, arguments in {"x": (x,), "weight": (torch.ones(4, 64), torch.nn.Parameter(torch.ones(64)))}.items():
+        expected = ArgumentError if name == "x" or _has_driver() else DriverNotFoundError
+        with pytest.raises(expected, match="requires grad.*torch.no_grad" if expected is ArgumentError else "driver"):
+            rms_norm(*arguments)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            if not _has_driver():
+                with pytest.raises(DriverNotFoundError):
+                    rms_norm(x)
+
+
+def _has_driver() -> bool:
+    try:
+        return _native.driver_version() > 0
+    except DriverNotFoundError:
+        return False
+
+
+def test_a_subclass_of_tensor_is_refused(torch):
+    class Mine(torch.Tensor):
+        pass
+
+    for arguments in ((torch.ones(4, 64).as_subclass(Mine),), (torch.ones(4, 64), torch.ones(64).as_subclass(Mine))):
+        name = "x" if len(arguments) == 1 else "weight"
+        with pytest.raises(ArgumentError, match=rf"^rms_norm: {name} is a .*Mine, a subclass.*as_subclass\(torch\.Tensor\)"):
+            rms_norm(*arguments)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_fake_tensor_is_refused(torch, device):
+    fake = pytest.importorskip("torch._subclasses.fake_tensor")
+    with fake.FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(4, 64, device=device)
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x is a torch\._subclasses\.fake_tensor\.FakeTensor, a subclass"):
+        rms_norm(x)
+
+
+def test_meta_and_sparse_tensors_are_refused(torch):
+    for x in (torch.ones(4, 64, device="meta"), torch.ones(4, 64).to_sparse()):
+        with pytest.raises(ArgumentError, match="^rms_norm: x must be a strided tensor on a GPU or the host"):
+            rms_norm(x)
+
+
+@pytest.mark.parametrize("name", ["float64", "int32", "complex64", "bool", "float8_e4m3fn"])
+def test_a_tensor_of_another_type_is_refused(torch, name):
+    with pytest.raises(ArgumentError, match=rf"^rms_norm: x must be one of {NAMES}; it is torch\.{name}"):
+        rms_norm(torch.zeros(4, 64).to(getattr(torch, name)))
+
+
+def test_every_message_names_the_operator_and_the_argument():
+    for changes, message in REFUSED.values():
+        assert message is None or re.match(r"(x|weight|out|eps|weight_offset|a data type|x and out)\b", message), changes
+
+
+def test_the_typed_errors_are_what_callers_catch():
+    assert issubclass(ArgumentError, ValueError) and issubclass(AllocationError, MemoryError)
+    assume_is_unused = assume  # hypothesis draws only what is used
+    assert assume_is_unused(True)

@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from importlib import import_module
+
+import pytest
+from transformer_rtc import settings as settings_module
+from transformer_rtc.cache import DiskCache
+from transformer_rtc.compiler import Compiled
+from transformer_rtc.errors import CompileError, SettingsError, UnexpectedCompileError
+from transformer_rtc.manager import KernelManager
+from transformer_rtc.spec import ARCHITECTURES, Field, TextSpec
+
+# The package's attribute of this name is the manager in it.
+manager_module = import_module("transformer_rtc.manager")
+
+WAIT = 30  # seconds after which a test that hangs fails
+SETTINGS = settings_module.read({"TRANSFORMER_RTC_CACHE_DIR": ""})
+FIRST, SECOND = (TextSpec(f'extern "C" __global__ void {name}() {{}}', name) for name in ("first", "second"))
+
+
+class Compiler:
+    """Counts compiles, and does what a test has it do."""
+
+    def __init__(self, identity: str = "nvrtc 1") -> None:
+        self.calls: list[tuple[str, int, tuple[str, ...]]] = []
+        self.really = identity
+        self.during = lambda symbol: None
+
+    def __call__(self, symbol, program, headers, options, architecture):
+        self.calls.append((symbol, architecture, options))
+        self.during(symbol)
+        return Compiled(b"\x7fELF " + symbol.encode(), "cubin", "log", self.really)
+
+
+class FakeKernel:
+    """Stands for a loaded kernel."""
+
+    loaded: list[tuple[str, int, bytes]] = []
+
+    def __init__(self, symbol, params, device, image) -> None:
+        self.symbol, self.params, self.device, self.image = symbol, params, device, image
+        FakeKernel.loaded.append((symbol, device, image))
+
+
+@pytest.fixture
+def compile_program(monkeypatch):
+    FakeKernel.loaded = []
+    monkeypatch.setattr(manager_module, "Kernel", FakeKernel)
+    monkeypatch.setattr(manager_module, "device_limits", lambda device: ARCHITECTURES[100 if device == 7 else 90])
+    return Compiler()
+
+
+@pytest.fixture
+def make(compile_program, tmp_path):
+    """Return a maker of managers, as processes would have them: one folder and one compiler."""
+
+    def make(identity="nvrtc 1", folder=str(tmp_path), **changes) -> KernelManager:
+        options = dataclasses.replace(SETTINGS, **changes)
+        return KernelManager(DiskCache(folder), compile_program, lambda: identity, options)
+
+    return make
+
+
+def in_threads(count, work):
+    """Run work(i) in threads that start together; return results, or what they raised."""
+    results, start = [None] * count, threading.Barrier(count)
+
+    def run(i):
+        start.wait(WAIT)
+        try:
+            results[i] = work(i)
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive(), "a thread hangs"
+    return results
+
+
+def test_cold_compiles_once_and_hot_does_nothing(make, compile_program):
+    manager = make()
+    kernel = manager.get(FIRST, 0)
+    assert all(manager.get(spec, 0) is kernel for spec in (FIRST, dataclasses.replace(FIRST)))
+    assert compile_program.calls == [("first", 90, ())]
+    assert FakeKernel.loaded == [("first", 0, b"\x7fELF first")]
+    assert manager.counts == {"compile": 1, "load": 1}
+
+
+def test_a_warm_manager_loads_and_does_not_compile(make, compile_program):
+    make().get(FIRST, 0)
+    warm = make(on_compile="error")
+    assert warm.get(FIRST, 0).image == b"\x7fELF first"
+    assert len(compile_program.calls) == 1 and warm.counts == {"load": 1}
+
+
+def test_without_a_disk_cache_each_manager_compiles(make, compile_program):
+    for _ in range(2):
+        make(folder=None).get(FIRST, 0)
+    assert len(compile_program.calls) == 2
+
+
+def test_a_damaged_entry_is_compiled_again_and_replaced(make, compile_program, tmp_path):
+    make().get(FIRST, 0)
+    (name,) = os.listdir(tmp_path)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-1])
+    assert make().get(FIRST, 0).image == b"\x7fELF first"
+    make(on_compile="error").get(FIRST, 0)
+    assert len(compile_program.calls) == 2
+
+
+def test_devices_of_one_architecture_share_a_compile_and_others_do_not(make, compile_program):
+    manager = make(folder=None)
+    kernels = [manager.get(FIRST, device) for device in (0, 1, 7)]
+    assert [kernel.device for kernel in kernels] == [0, 1, 7]
+    assert [call[1] for call in compile_program.calls] == [90, 100]
+    assert manager.counts == {"compile": 2, "load": 3}
+
+
+def test_32_threads_that_ask_for_one_kernel_compile_and_load_it_once(make, compile_program):
+    compile_program.during = lambda symbol: time.sleep(0.1)
+    manager = make()
+    results = in_threads(32, lambda i: manager.get(FIRST, 0))
+    assert len(compile_program.calls) == 1 and len(FakeKernel.loaded) == 1
+    assert isinstance(results[0], FakeKernel) and all(result is results[0] for result in results)
+    assert manager.counts == {"compile": 1, "load": 1}
+
+
+def test_two_kernels_compile_at_the_same_time(make, compile_program):
+    both = threading.Barrier(2)
+    compile_program.during = lambda symbol: both.wait(WAIT)  # broken where one waits for the other's end
+    manager = make()
+    assert [kernel.symbol for kernel in in_threads(2, lambda i: manager.get((FIRST, SECOND)[i], 0))] == ["first", "second"]
+
+
+def test_a_compile_does_not_hold_up_a_kernel_that_is_there(make, compile_program):
+    manager = make()
+    kernel = manager.get(FIRST, 0)
+    compiling, go_on = threading.Event(), threading.Event()
+
+    def during(symbol):
+        compiling.set()
+        assert go_on.wait(WAIT)
+
+    compile_program.during = during
+    thread = threading.Thread(target=manager.get, args=(SECOND, 0), daemon=True)
+    thread.start()
+    assert compiling.wait(WAIT)
+    assert in_threads(1, lambda i: manager.get(FIRST, 0)) == [kernel]
+    assert not manager.is_compiled(SECOND, 0)
+    go_on.set()
+    thread.join(WAIT)
+    assert manager.is_compiled(SECOND, 0)
+
+
+def test_a_failure_reaches_all_who_wait_and_is_not_remembered(make, compile_program):
+    def fail(symbol):
+        time.sleep(0.3)  # until the others wait
+        raise CompileError(symbol, (), "", "log", {})
+
+    compile_program.during = fail
+    manager = make()
+    results = in_threads(8, lambda i: manager.get(FIRST, 0))
+    assert len(compile_program.calls) == 1 and all(isinstance(result, CompileError) for result in results)
+    assert not manager.is_compiled(FIRST, 0) and manager.counts == {}
+    compile_program.during = lambda symbol: None
+    assert manager.get(FIRST, 0).symbol == "first"
+    assert len(compile_program.calls) == 2
+
+
+def test_a_failed_load_is_not_remembered_and_costs_no_other_compile(make, compile_program, monkeypatch):
+    manager = make(folder=None)
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager_module, "Kernel", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            manager.get(FIRST, 0)
+    manager.get(FIRST, 0)
+    assert len(compile_program.calls) == 1
+
+
+def test_on_compile_error_forbids_and_names_the_kernel_and_the_setting(make, compile_program):
+    with pytest.raises(UnexpectedCompileError, match=r"first for sm_90.*TRANSFORMER_RTC_ON_COMPILE=error"):
+        make(on_compile="error").get(FIRST, 0)
+    assert compile_program.calls == []
+
+
+def test_on_compile_warn_warns_for_compiles_and_for_nothing_else(make, compile_program):
+    with pytest.warns(RuntimeWarning, match="compiles first for sm_90") as caught:
+        make(on_compile="warn").get(FIRST, 0)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(on_compile="warn").get(FIRST, 0)
+        make(on_compile="allow").get(SECOND, 0)
+
+
+def test_forced_static_never_compiles(make, compile_program):
+    with pytest.raises(SettingsError, match="TRANSFORMER_RTC_FORCE_STATIC=1 forbids the compile of first"):
+        make(force_static=True).get(FIRST, 0)
+    assert compile_program.calls == []
+
+
+def test_a_static_kernel_is_loaded_from_the_package(make, compile_program, monkeypatch):
+    static = import_module("transformer_rtc.static")
+    monkeypatch.setattr(static, "image", lambda family, architecture: static.StaticImage(b"\x7fELF package", "cubin"))
+    manager = make(force_static=True)
+    seen = []
+    manager.on_event(seen.append)
+    for _ in range(2):
+        assert manager.get_static("norms", "entry", FIRST.params, 0).image == b"\x7fELF package"
+    assert compile_program.calls == [] and [(event.kind, event.origin) for event in seen] == [("load", "package")]
+
+
+def test_an_entry_is_filed_under_what_really_compiled_it(make, compile_program):
+    compile_program.really = "nvrtc 2"
+    make(identity="nvrtc 1").get(FIRST, 0)
+    make(identity="nvrtc 2", on_compile="error").get(FIRST, 0)
+    with pytest.raises(UnexpectedCompileError):
+        make(identity="nvrtc 1", on_compile="error").get(FIRST, 0)
+
+
+def test_is_compiled_says_whether_get_would_compile(make, compile_program):
+    manager = make()
+    assert not manager.is_compiled(FIRST, 0)
+    manager.get(FIRST, 0)
+    assert manager.is_compiled(FIRST, 0) and make().is_compiled(FIRST, 0)
+    assert not make().is_compiled(FIRST, 7) and not make(identity="nvrtc 2").is_compiled(FIRST, 0)
+    assert len(compile_program.calls) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="bug: an image in memory is not asked for")
+def test_is_compiled_knows_what_another_device_had_compiled(make):
+    manager = make(folder=None)
+    manager.get(FIRST, 0)
+    assert manager.is_compiled(FIRST, 1)
+
+
+def test_a_callers_text_gets_the_same_cache(make, compile_program):
+    fields = [Field("n", "int32")]
+    kernel = make().compile('extern "C" __global__ void mine(Params p) {}', "mine", fields, 0, ["-lineinfo"])
+    assert compile_program.calls == [("mine", 90, ("-lineinfo",))] and kernel.params.size == 4
+    make(on_compile="error").compile('extern "C" __global__ void mine(Params p) {}', "mine", fields, 0, ["-lineinfo"])
+    make().compile('extern "C" __global__ void mine(Params p) {;}', "mine", fields, 0, ["-lineinfo"])
+    assert len(compile_program.calls) == 2
+
+
+def test_events_tell_what_happened_until_they_are_stopped(make, compile_program):
+    manager, seen, others = make(), [], []
+    stop = manager.on_event(seen.append)
+    manager.on_event(others.append)
+    manager.get(FIRST, 0)
+    size = len(b"\x7fELF first")
+    assert [(e.kind, e.symbol, e.architecture, e.device, e.size, e.origin) for e in seen] == [
+        ("compile", "first", 90, None, size, "compiler"),
+        ("load", "first", 90, 0, size, "compiler"),
+    ]
+    assert all(event.milliseconds >= 0 for event in seen) and others == seen
+    stop()
+    manager.get(SECOND, 0)
+    assert len(seen) == 2 and len(others) == 4
+    warm = make()
+    warm.on_event(seen.append)
+    warm.get(FIRST, 0)
+    assert (seen[-1].kind, seen[-1].origin) == ("load", "disk")
+
+
+def test_a_cache_that_cannot_be_written_costs_one_warning_and_no_call(make, compile_program):
+    manager = make(folder="/dev/null/x")
+    with pytest.warns(RuntimeWarning) as caught:
+        assert [manager.get(spec, 0).symbol for spec in (FIRST, SECOND)] == ["first", "second"]
+    assert len(caught) == 1 and len(compile_program.calls) == 2
+
+
+def test_log_1_prints_a_line_for_each_compile_and_load(make, capsys):
+    make(log=1).get(FIRST, 0)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "compile first sm_90" in lines[0] and "load first cuda:0" in lines[1]
+
+
+def test_log_2_prints_program_and_report_and_changes_no_key(make, compile_program, capsys):
+    make(log=2).get(FIRST, 0)
+    text = capsys.readouterr().err
+    assert FIRST.program in text and "\nlog\n" in text
+    assert compile_program.calls[0][2] == ("-Xptxas=-v",)
+    make(on_compile="error").get(FIRST, 0)
+
+
+def test_log_0_prints_nothing(make, capsys):
+    make().get(FIRST, 0)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [("FORCE_STATIC", "yes", "0, 1"), ("ON_COMPILE", "never", "allow, warn, error"), ("LOG", "3", "0, 1, 2")],
+)
+def test_a_malformed_variable_is_an_error_that_names_it_and_what_it_takes(name, value, accepted):
+    with pytest.raises(SettingsError, match=f"TRANSFORMER_RTC_{name} is '{value}'; it takes {accepted}"):
+        settings_module.read({f"TRANSFORMER_RTC_{name}": value})
+
+
+def test_variables_are_read():
+    read = settings_module.read
+    assert read({"HOME": "/nowhere", "XDG_CACHE_HOME": "/cache"}) == settings_module.Settings(
+        False, "/cache/transformer_rtc", "allow", 0
+    )
+    given = {"FORCE_STATIC": "1", "CACHE_DIR": "/here", "ON_COMPILE": "warn", "LOG": "2"}
+    assert read({f"TRANSFORMER_RTC_{k}": v for k, v in given.items()}) == settings_module.Settings(True, "/here", "warn", 2)
+    assert read({"TRANSFORMER_RTC_CACHE_DIR": "", "TRANSFORMER_RTC_LOG": ""}).cache_dir is None
+
+
+# ---- Processes ----------------------------------------------------------------------------------------------------
+
+OPENED = (
+    "def opened():\n"
+    "    import re, sys\n"
+    "    maps = open('/proc/self/maps').read()\n"
+    "    found = {name for name in ('libnvrtc', 'libcuda.so') if name in maps}\n"
+    "    return found | {name for name in sys.modules if re.match('(cuda[.]|torch|cupy|jax|ml_dtypes)', name)}\n"
+)
+
+
+def run_python(script: str, **variables: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRANSFORMER_RTC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED + script], env={**environment, **variables}, cwd=os.path.dirname(__file__),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_warm_process_opens_neither_the_bindings_nor_nvrtc(tmp_path):
+    script = (
+        "from transformer_rtc import manager\nfrom transformer_rtc.spec import ARCHITECTURES\nfrom cases import CASES\n"
+        "spec, _ = next(c for c in CASES if c.plain and c.hidden == 4096).specialise(ARCHITECTURES[90])\n"
+        "image = manager.image(spec, 90)\nprint(image.origin, len(image.data), sorted(opened()))\n"
+    )
+    cold = run_python(script, TRANSFORMER_RTC_CACHE_DIR=str(tmp_path)).split(maxsplit=2)
+    # The test can fail: what the first process opened is seen.
+    assert cold[0] == "compiler" and "libnvrtc" in cold[2] and "cuda.bindings" in cold[2]
+    warm = run_python(script, TRANSFORMER_RTC_CACHE_DIR=str(tmp_path)).split(maxsplit=2)
+    assert warm[0] == "disk" and warm[1] == cold[1] and warm[2].strip() == "[]"
+
+
+def test_import_opens_neither_driver_nor_compiler_nor_a_framework():
+    assert run_python("import transformer_rtc\nprint(sorted(opened()))").strip() == "[]"
+
+
+def test_import_writes_nothing(tmp_path):
+    run_python("import transformer_rtc", TRANSFORMER_RTC_CACHE_DIR=str(tmp_path / "cache"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_import_adds_little_to_numpys():
+    script = "import numpy, time\nstart = time.perf_counter()\nimport transformer_rtc\nprint(time.perf_counter() - start)"
+    run_python(script)  # compiles the .pyc files
+    milliseconds = [1e3 * float(run_python(script)) for _ in range(9)]
+    # The target is 30. Noise only adds, so the best counts; twice as much is for slow and shared machines.
+    assert min(milliseconds) < 60, milliseconds

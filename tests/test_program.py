@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from cases import CASES, FAMILY
+from transformer_rtc import compiler, sources
+from transformer_rtc.spec import ARCHITECTURES, DTYPES, Field, Params, TextSpec
+
+TEXTS = sources.texts()
+HEADERS = sorted(name for name in TEXTS if name.endswith(".cuh"))
+# What only a CUDA compiler knows.
+PLATFORM = (
+    r"__CUDA_ARCH__|\b(threadIdx|blockIdx|blockDim|gridDim|warpSize)\b|__shfl\w*|__shared__|__sync\w+|__nanosleep"
+    r"|__global__|__device__|__f?mul\w*_r[nzud]|__umulhi|__cvta\w*|__grid_constant__"
+)
+
+
+def code(text: str) -> str:
+    """Return a text without its comments."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+def specs():
+    return {case.specialise(limits)[0] for case in CASES for limits in ARCHITECTURES.values()}
+
+
+def compile_text(text: str, architecture: int = 80) -> compiler.Compiled:
+    return compiler.compile_program("test", text, sources.included(text), (), architecture)
+
+
+def test_the_sources_are_the_files_of_the_two_folders():
+    assert {"norms.cu", "platform.cuh", "ptx.cuh"} <= TEXTS.keys()
+    assert all(text.strip() for text in TEXTS.values())
+
+
+def test_a_program_has_one_entry_and_it_is_named_as_the_symbol():
+    for spec in specs():
+        assert re.findall(r"TRTC_ENTRY\b.*?\bvoid (\w+)\(", spec.program) == [spec.symbol]
+        assert len(re.findall(r"TRTC_ENTRY|extern\s*\"C\"|__global__", spec.program)) == 1
+
+
+def test_only_the_platform_header_says_what_an_entry_is():
+    assert {name for name, text in TEXTS.items() if 'extern "C"' in code(text)} == {"platform.cuh"}
+
+
+def test_programs_and_texts_include_only_our_texts():
+    for text in (*TEXTS.values(), FAMILY.static_program(), *(spec.program for spec in specs())):
+        for line in re.findall(r"^\s*#\s*include\b(.*)$", code(text), re.MULTILINE):
+            match = re.fullmatch(r'\s*"([^"]+)"\s*', line)
+            assert match, f"#include{line}"
+            assert match[1] in TEXTS
+
+
+def test_what_a_program_includes_is_found_through_every_header():
+    for spec in specs():
+        found = sources.included(spec.program)
+        assert found == {name: TEXTS[name] for name in found}
+        for text in (spec.program, *found.values()):
+            assert set(re.findall(r'^\s*#\s*include\s*"([^"]+)"', code(text), re.MULTILINE)) <= found.keys()
+
+
+def test_a_text_outside_of_the_packages_is_not_found():
+    assert sources.included('#include "stdio.h"\n#include <types.cuh>\n') == {}
+
+
+def test_every_header_guards_itself_and_compiles_alone():
+    for name in HEADERS:
+        assert "#pragma once" in TEXTS[name]
+        compile_text(f'#include "{name}"\n#include "{name}"\n')
+
+
+def test_inline_assembly_is_in_one_header():
+    assert {name for name, text in TEXTS.items() if re.search(r"\basm\b", code(text))} == {"ptx.cuh"}
+
+
+def test_what_only_a_cuda_compiler_knows_is_in_two_headers():
+    found = {name: re.findall(PLATFORM, code(text)) for name, text in TEXTS.items()}
+    assert {name for name, matches in found.items() if matches} <= {"platform.cuh", "ptx.cuh"}, found
+    assert not re.search(PLATFORM, "".join(spec.program for spec in specs()) + FAMILY.static_program())
+
+
+def test_the_compilers_architecture_macro_is_read_once():
+    assert len(re.findall("__CUDA_ARCH__", code("".join(TEXTS.values())))) == 1
+
+
+def test_the_tags_of_data_types_in_the_text_are_those_of_the_package():
+    body = re.search(r"enum class Dtype : int \{(.*?)\}", code(TEXTS["norms.cu"]), re.DOTALL)
+    assert body
+    names = set(re.findall(r"(\w+) =", body[1]))
+    assert names == {"absent", *(dtype.name for dtype in DTYPES.values())}
+    asserts = [f'static_assert(int(trtc::Dtype::{dtype.name}) == {dtype.id}, "");' for dtype in DTYPES.values()]
+    asserts += [f'static_assert(sizeof({dtype.text}) == {dtype.bytes}, "");' for dtype in DTYPES.values()]
+    asserts += ['static_assert(int(trtc::Dtype::absent) == 0, "");']
+    compile_text('#include "norms.cu"\n' + "\n".join(asserts))
+
+
+def test_a_static_assert_is_compiled_at_all():
+    # What the tests around this one rely on.
+    with pytest.raises(compiler.CompileError, match="told you"):
+        compile_text('static_assert(sizeof(int) == 5, "told you");')
+
+
+def test_the_workspace_of_a_launch_is_the_size_of_its_struct():
+    sizes = {
+        (rule.ctas_per_row, rule.workspace_bytes)
+        for case in CASES
+        for limits in ARCHITECTURES.values()
+        for rule in [case.specialise(limits._replace(max_cluster_size=1))[1]]
+        if rule.ctas_per_row > 1
+    }
+    assert len(sizes) > 1
+    compile_text(
+        '#include "reduce.cuh"\n'
+        + "".join(f'static_assert(sizeof(trtc::GridWorkspace<{ctas}>) == {size}, "");\n' for ctas, size in sizes)
+    )
+
+
+def test_a_launch_has_a_workspace_exactly_where_its_kernel_has_a_field_for_it():
+    for case in CASES:
+        for limits in ARCHITECTURES.values():
+            for clusters in {limits.max_cluster_size, 1}:
+                spec, rule = case.specialise(limits._replace(max_cluster_size=clusters))
+                fields = [field.name for field in spec.params.fields if field.source == "workspace"]
+                assert bool(fields) == (rule.workspace_bytes > 0) == (rule.ctas_per_row > 1 and not rule.clusters)
+
+
+def test_the_text_of_parameters_has_the_size_and_the_offsets_that_packing_has():
+    fields = tuple(
+        Field(f"{kind}_{i}", kind)
+        for i, kind in enumerate(("int32", "pointer", "float32", "int64", "uint32", "int32", "float32", "pointer", "int32"))
+    )
+    params = Params(fields)
+    text = TextSpec("", "kernel", fields).program
+    for name, offset in params.offsets.items():
+        # NVRTC's own operator: it has no offsetof.
+        text += f'static_assert(__INTADDR__(&((Params*)0)->{name}) == {offset}, "{name}");\n'
+    compile_text(text)
+
+
+def test_parameters_fit_the_native_calls_buffer():
+    from transformer_rtc import _native
+
+    for spec in specs():
+        assert spec.params.size + 8 <= _native.MAX_PARAMETER_BYTES
