@@ -46,8 +46,7 @@ PyObject* load(PyObject*, PyObject* arguments) {
   decltype(Driver::cuModuleGetFunction) get_function;
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr || !resolve(library, "cuModuleLoadData", load_data) ||
-      !resolve(library, "cuModuleGetFunction", get_function) ||
-      !resolve(library, "cuLaunchKernelEx", launch_kernel)) {
+      !resolve(library, "cuModuleGetFunction", get_function) || !resolve(library, "cuLaunchKernelEx", launch_kernel)) {
     return fail("libcuda.so.1 cannot be opened or is too old");
   }
   CUmodule module;
@@ -74,8 +73,8 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   void* stream;
   if (api->current_stream(x.device.type, x.device.id, &stream) != 0) return fail("there is no current stream");
   Params params{{x.data, weight.data, data}, {x.shape[1], 0, x.shape[1], 0}, x.shape[0], {}};
-  const CUlaunchConfig config{static_cast<unsigned>(x.shape[0]), 1, 1, 256, 1, 1, 0, static_cast<CUstream>(stream),
-                              nullptr, 0};
+  const CUlaunchConfig config{static_cast<unsigned>(x.shape[0]), 1,       1, 256, 1, 1, 0,
+                              static_cast<CUstream>(stream),     nullptr, 0};
   void* packed[] = {&params};
   if (launch_kernel(&config, function, packed, nullptr) != 0) {
     Py_DECREF(static_cast<PyObject*>(out));

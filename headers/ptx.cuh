@@ -33,7 +33,8 @@ TRTC_DEVICE float approximate_rsqrt(float value) {
   return result;
 }
 
-// ---- Global or shared memory. Volatile and clobbering memory: no load moves past a store of an in-place call ---------
+// ---- Global or shared memory ---------------------------------------------------------------------------------------
+// Volatile and clobbering memory, so that no load moves past a store of an in-place call.
 // clang-format off
 
 // Naturally aligned.
@@ -111,7 +112,8 @@ TRTC_DEVICE void store_16(void* address, uint32 a, uint32 b, uint32 c, uint32 d,
 template <int Bytes>
 TRTC_DEVICE void copy_async(void* shared, const void* global) {
   const uint32 to = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  if constexpr (Bytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  if constexpr (Bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
   if constexpr (Bytes == 8) asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(global) : "memory");
   if constexpr (Bytes == 4) asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
@@ -150,8 +152,8 @@ TRTC_DEVICE void store_relaxed_global(float* address, float value) {
 TRTC_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 TRTC_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// A barrier in shared memory for one phase: it completes when `bytes` have been stored by store_cluster_async, from this
-// CTA or another of the cluster. Initialised by one thread; others of the cluster use it after cluster_wait().
+// A barrier in shared memory for one phase: it completes when `bytes` have been stored by store_cluster_async, from
+// this CTA or another of the cluster. Initialised by one thread; others of the cluster use it after cluster_wait().
 TRTC_DEVICE void transaction_barrier_init(uint64* barrier, uint32 bytes) {
   const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(barrier));
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
@@ -164,17 +166,26 @@ TRTC_DEVICE void transaction_barrier_wait(uint64* barrier) {
   const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(barrier));
   uint32 done = 0;
   while (done == 0) {
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.b32 %0, 1, 0, p;}" : "=r"(done) : "r"(address) : "memory");
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.b32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(address)
+                 : "memory");
   }
 }
 
-// Stores `value` where CTA `rank` of the cluster has the shared variable that this CTA has at `to`, and tells the barrier
-// there.
+// Stores `value` where CTA `rank` of the cluster has the shared variable that this CTA has at `to`, and tells the
+// barrier there.
 TRTC_DEVICE void store_cluster_async(float* to, uint64* barrier, int rank, float value) {
   uint32 remote, remote_barrier;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(static_cast<uint32>(__cvta_generic_to_shared(to))), "r"(rank));
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote_barrier) : "r"(static_cast<uint32>(__cvta_generic_to_shared(barrier))), "r"(rank));
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote), "r"(bits_from_float(value)), "r"(remote_barrier) : "memory");
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote)
+               : "r"(static_cast<uint32>(__cvta_generic_to_shared(to))), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote_barrier)
+               : "r"(static_cast<uint32>(__cvta_generic_to_shared(barrier))), "r"(rank));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
+               "r"(bits_from_float(value)), "r"(remote_barrier)
+               : "memory");
 }
 
 #endif

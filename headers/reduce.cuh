@@ -41,8 +41,8 @@ struct GridWorkspace {
 };
 
 // Sums one value a row over all threads of the row. Every thread of every CTA that takes part calls begin() once, then
-// sum(): once, or under Exchange::grid once for each row of a sequence. There, two buffers are used in turn, so that one
-// barrier a row is enough: a thread can be at most one barrier ahead of another.
+// sum(): once, or under Exchange::grid once for each row of a sequence. There, two buffers are used in turn, so that
+// one barrier a row is enough: a thread can be at most one barrier ahead of another.
 template <int ThreadsPerRow, int RowsPerCta, int CtasPerRow, Exchange How>
 struct RowSum {
   static_assert(ThreadsPerRow <= 32 || ThreadsPerRow % 32 == 0, "a row is shared by part of a warp or by whole warps");
@@ -52,7 +52,11 @@ struct RowSum {
   enum : int {
     warps = ThreadsPerRow < 32 ? 1 : ThreadsPerRow / 32,  // a row's, in one CTA
     lanes = ThreadsPerRow < 32 ? ThreadsPerRow : 32,
-    slots = warps <= 2 ? 2 : warps <= 4 ? 4 : warps <= 8 ? 8 : warps <= 16 ? 16 : 32,  // a power of two for the warps
+    slots = warps <= 2 ? 2
+    : warps <= 4       ? 4
+    : warps <= 8       ? 8
+    : warps <= 16      ? 16
+                       : 32,  // a power of two for the warps
     buffers = repeats ? 2 : 1,
   };
 

@@ -36,7 +36,9 @@ struct NormConfig {
     ctas_per_row = CtasPerRow,
   };
   // Every Vec of every thread lies in the row: counts are constants then.
-  enum : bool { exact = RowsPerCta == 1 && static_cast<int64>(Chunks) * Steps * ThreadsPerRow * N * CtasPerRow == Hidden };
+  enum : bool {
+    exact = RowsPerCta == 1 && static_cast<int64>(Chunks) * Steps * ThreadsPerRow * N * CtasPerRow == Hidden
+  };
   static_assert(static_cast<int64>(slice) * CtasPerRow >= Hidden, "the CTAs tile the row");
   static_assert(!InShared || (Chunks == 1 && RowsPerCta == 1), "shared memory holds a whole slice of one row");
 };
@@ -79,7 +81,8 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
   constexpr bool exact = Config::exact;
   constexpr bool in_shared = Config::in_shared;
   constexpr bool one_chunk = Config::chunks == 1;
-  // Fetched before the sum, the weight's latency is hidden behind the row's; more than this much would not fit beside it.
+  // Fetched before the sum, the weight's latency is hidden behind the row's; more than this much would not fit beside
+  // it.
   constexpr bool early_weight =
       Config::has_weight && one_chunk && !in_shared && Config::steps * N * sizeof(Weight) <= 64;
   constexpr int held = in_shared ? 1 : Config::steps;  // Vecs in registers
@@ -108,8 +111,8 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
                   row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
     const Weight* w = nullptr;
     if constexpr (Config::has_weight) w = static_cast<const Weight*>(params.weight) + begin;
-    const bool out_aligned = Config::hidden % N == 0 &&
-                             rows_aligned<Output, N>(out, params.out_outer_stride, params.out_inner_stride);
+    const bool out_aligned =
+        Config::hidden % N == 0 && rows_aligned<Output, N>(out, params.out_outer_stride, params.out_inner_stride);
     const bool w_aligned = rows_aligned<Weight, N>(w, 0, 0);
 
     float squares = 0.0f;
@@ -240,8 +243,8 @@ TRTC_DEVICE void rms_norm_forward_rows(const Params& params) {
   // A row past the last takes part in the sum with no columns.
   const bool exists = row < params.rows;
   const int columns = exists ? params.hidden : 0;
-  const Input* x = static_cast<const Input*>(params.x) +
-                   row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+  const Input* x =
+      static_cast<const Input*>(params.x) + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
   const Dtype weight_dtype = static_cast<Dtype>(params.weight_dtype);
   const Dtype out_dtype = static_cast<Dtype>(params.out_dtype);
   const int64 out_bytes = out_dtype == Dtype::float32 ? 4 : 2;
@@ -258,7 +261,8 @@ TRTC_DEVICE void rms_norm_forward_rows(const Params& params) {
   }
   RowSum<Threads, RowsPerCta, 1, Exchange::none> sum;
   sum.begin(params, 0);
-  const float mean = divide(sum.sum((squares[0] + squares[1]) + (squares[2] + squares[3])), static_cast<float>(params.hidden));
+  const float mean =
+      divide(sum.sum((squares[0] + squares[1]) + (squares[2] + squares[3])), static_cast<float>(params.hidden));
   const float rstd = rsqrt(mean + params.eps);
   if (params.rstd != nullptr && thread == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd;
 

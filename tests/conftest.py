@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from transformer_rtc import _native, arrays, dispatch
 from transformer_rtc.errors import DriverNotFoundError
 from transformer_rtc.ops import norms

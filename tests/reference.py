@@ -6,6 +6,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32, DType
 
 NUMPY_TYPES: dict[DType, np.dtype[Any]] = {

@@ -7,8 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from transformer_rtc import _native, rms_norm
 from transformer_rtc.errors import AllocationError, ArgumentError, DriverNotFoundError
 from transformer_rtc.ops import norms
@@ -40,91 +41,87 @@ def out(*arguments: Any, at=BASE << 2, **options: Any) -> _native.View:
 # ---- What the native call refuses ---------------------------------------------------------------------------------
 
 REFUSED = {
-    "a scalar": (dict(x=view(())), "x must have at least one dimension"),
-    "no columns": (dict(x=view((4, 0))), r"x must have 1 to 2\^30 elements in its last dimension; it has 0"),
-    "too many columns": (dict(x=view((1, 2**30 + 1))), r"x must have 1 to 2\^30 elements.*; it has 1073741825"),
-    "no columns and no rows": (dict(x=view((0, 0))), r"x must have 1 to 2\^30 elements"),
-    "x of float64": (dict(x=view(dtype=FLOAT64)), f"x must be one of {NAMES}; it is float64"),
-    "x of int32": (dict(x=view(dtype=INT32)), f"x must be one of {NAMES}; it is int32"),
-    "x of complex64": (dict(x=view(dtype=5 << 8 | 64)), f"x must be one of {NAMES}; it is complex64"),
-    "x of bool": (dict(x=view(dtype=6 << 8 | 8)), f"x must be one of {NAMES}; it is bool"),
-    "x of fp8": (dict(x=view(dtype=10 << 8 | 8)), f"x must be one of {NAMES}; it is float8_e4m3fn"),
-    "x of an unknown type": (dict(x=view(dtype=99 << 8 | 4)), f"x must be one of {NAMES}; it is type 99 of 4 bits"),
-    "weight of float64": (dict(weight=weight(dtype=FLOAT64)), f"weight must be one of {NAMES}; it is float64"),
-    "out of float64": (dict(out=out(dtype=FLOAT64)), f"out must be one of {NAMES}; it is float64"),
-    "a short weight": (dict(weight=weight((63,))), r"weight must have the shape \(64,\).*; it has \(63,\)"),
-    "a long weight": (dict(weight=weight((65,))), r"weight must have the shape \(64,\).*; it has \(65,\)"),
-    "a weight of rank 2": (dict(weight=weight((1, 64))), r"weight must have the shape \(64,\).*; it has \(1, 64\)"),
-    "a weight of rank 0": (dict(weight=weight(())), r"weight must have the shape \(64,\).*; it has \(\)"),
-    "an empty weight": (dict(weight=weight((0,))), r"weight must have the shape \(64,\).*; it has \(0,\)"),
-    "a strided weight": (dict(weight=weight(strides=(2,))), "weight must be contiguous"),
-    "a reversed weight": (dict(weight=weight(strides=(-1,))), "weight must be contiguous"),
-    "an expanded weight": (dict(weight=weight(strides=(0,))), "weight must be contiguous"),
-    "strided columns": (dict(x=view(strides=(128, 2))), r"x must be contiguous.*stride is 2: pass x\.contiguous\(\)"),
-    "a transposed x": (dict(x=view((64, 64), (1, 64))), "x must be contiguous in its last dimension.*stride is 64"),
-    "expanded columns": (dict(x=view(strides=(64, 0))), "x must be contiguous in its last dimension.*stride is 0"),
-    "strided columns of out": (dict(out=out(strides=(128, 2))), r"out must be contiguous.*pass out\.contiguous\(\)"),
-    "three strides": (dict(x=view((2, 3, 4, 64), (8192, 1024, 100, 1))), "x must have leading dimensions.*two strides"),
+    "a scalar": ({"x": view(())}, "x must have at least one dimension"),
+    "no columns": ({"x": view((4, 0)), "weight": None}, r"x must have 1 to 2\^30 elements in its last dimension; it has 0"),
+    "too many columns": ({"x": view((1, 2**30 + 1)), "weight": None}, r"x must have 1 to 2\^30 elements.*; it has 1073741825"),
+    "no columns and no rows": ({"x": view((0, 0)), "weight": None}, r"x must have 1 to 2\^30 elements"),
+    "x of float64": ({"x": view(dtype=FLOAT64)}, f"x must be one of {NAMES}; it is float64"),
+    "x of int32": ({"x": view(dtype=INT32)}, f"x must be one of {NAMES}; it is int32"),
+    "x of complex64": ({"x": view(dtype=5 << 8 | 64)}, f"x must be one of {NAMES}; it is complex64"),
+    "x of bool": ({"x": view(dtype=6 << 8 | 8)}, f"x must be one of {NAMES}; it is bool"),
+    "x of fp8": ({"x": view(dtype=10 << 8 | 8)}, f"x must be one of {NAMES}; it is float8_e4m3fn"),
+    "x of an unknown type": ({"x": view(dtype=99 << 8 | 4)}, f"x must be one of {NAMES}; it is type 99 of 4 bits"),
+    "weight of float64": ({"weight": weight(dtype=FLOAT64)}, f"weight must be one of {NAMES}; it is float64"),
+    "out of float64": ({"out": out(dtype=FLOAT64)}, f"out must be one of {NAMES}; it is float64"),
+    "a short weight": ({"weight": weight((63,))}, r"weight must have the shape \(64,\).*; it has \(63,\)"),
+    "a long weight": ({"weight": weight((65,))}, r"weight must have the shape \(64,\).*; it has \(65,\)"),
+    "a weight of rank 2": ({"weight": weight((1, 64))}, r"weight must have the shape \(64,\).*; it has \(1, 64\)"),
+    "a weight of rank 0": ({"weight": weight(())}, r"weight must have the shape \(64,\).*; it has \(\)"),
+    "an empty weight": ({"weight": weight((0,))}, r"weight must have the shape \(64,\).*; it has \(0,\)"),
+    "a strided weight": ({"weight": weight(strides=(2,))}, "weight must be contiguous"),
+    "a reversed weight": ({"weight": weight(strides=(-1,))}, "weight must be contiguous"),
+    "an expanded weight": ({"weight": weight(strides=(0,))}, "weight must be contiguous"),
+    "strided columns": ({"x": view(strides=(128, 2))}, r"x must be contiguous.*stride is 2: pass x\.contiguous\(\)"),
+    "a transposed x": ({"x": view((64, 64), (1, 64))}, "x must be contiguous in its last dimension.*stride is 64"),
+    "expanded columns": ({"x": view(strides=(64, 0))}, "x must be contiguous in its last dimension.*stride is 0"),
+    "strided columns of out": ({"out": out(strides=(128, 2))}, r"out must be contiguous.*pass out\.contiguous\(\)"),
+    "three strides": ({"x": view((2, 3, 4, 64), (8192, 1024, 100, 1))}, "x must have leading dimensions.*two strides"),
     "three strides of out": (
-        dict(x=view((2, 3, 4, 64)), out=out((2, 3, 4, 64), (8192, 1024, 100, 1))),
+        {"x": view((2, 3, 4, 64)), "out": out((2, 3, 4, 64), (8192, 1024, 100, 1))},
         "x and out must have leading dimensions that collapse to at most two strides.*pass a contiguous array",
     ),
-    "two strides of each, three together": (
-        dict(x=view((2, 3, 4, 8), (1000, 32, 8, 1)), out=out((2, 3, 4, 8), (96, 32, 8, 1)), weight=weight((8,))),
-        None,
-    ),
-    "strides that collapse only one by one": (
-        dict(x=view((2, 3, 4, 8), (1000, 32, 8, 1)), out=out((2, 3, 4, 8), (300, 100, 8, 1)), weight=weight((8,))),
+    "two strides of each, and three together": (
+        {"x": view((2, 3, 4, 8), (1000, 32, 8, 1)), "out": out((2, 3, 4, 8), (300, 100, 8, 1)), "weight": None},
         "x and out must have leading dimensions that collapse",
     ),
-    "an out of another shape": (dict(out=out((5, 64))), r"out must have the shape of x, \(4, 64\); it has \(5, 64\)"),
-    "an out of other columns": (dict(out=out((4, 65))), r"out must have the shape of x, \(4, 64\); it has \(4, 65\)"),
-    "an out of another rank": (dict(out=out((1, 4, 64))), r"out must have the shape of x, \(4, 64\); it has \(1, 4, 64\)"),
-    "an out of rank 1": (dict(out=out((64,))), r"out must have the shape of x, \(4, 64\); it has \(64,\)"),
-    "a read-only out": (dict(out=out(read_only=True)), "out is read-only"),
-    "expanded rows of out": (dict(out=out(strides=(0, 1))), "out has rows that overlap each other"),
-    "overlapping rows of out": (dict(out=out(strides=(63, 1))), "out has rows that overlap each other"),
+    "an out of another shape": ({"out": out((5, 64))}, r"out must have the shape of x, \(4, 64\); it has \(5, 64\)"),
+    "an out of other columns": ({"out": out((4, 65))}, r"out must have the shape of x, \(4, 64\); it has \(4, 65\)"),
+    "an out of another rank": ({"out": out((1, 4, 64))}, r"out must have the shape of x, \(4, 64\); it has \(1, 4, 64\)"),
+    "an out of rank 1": ({"out": out((64,))}, r"out must have the shape of x, \(4, 64\); it has \(64,\)"),
+    "a read-only out": ({"out": out(read_only=True)}, "out is read-only"),
+    "expanded rows of out": ({"out": out(strides=(0, 1))}, "out has rows that overlap each other"),
+    "overlapping rows of out": ({"out": out(strides=(63, 1))}, "out has rows that overlap each other"),
     "overlapping heads of out": (
-        dict(x=view((4, 2, 64)), out=out((4, 2, 64), (256, 63, 1))), "out has rows that overlap each other",
+        {"x": view((4, 2, 64)), "out": out((4, 2, 64), (256, 63, 1))}, "out has rows that overlap each other",
     ),
     "overlapping outer rows of out": (
-        dict(x=view((4, 2, 64)), out=out((4, 2, 64), (127, 64, 1))), "out has rows that overlap each other",
+        {"x": view((4, 2, 64)), "out": out((4, 2, 64), (127, 64, 1))}, "out has rows that overlap each other",
     ),
     "a weight of another device": (
-        dict(weight=weight(device=1)), r"weight must be on the device of x, cuda:0; it is on cuda:1",
+        {"weight": weight(device=1)}, r"weight must be on the device of x, cuda:0; it is on cuda:1",
     ),
-    "an out of another device": (dict(out=out(device=3)), r"out must be on the device of x, cuda:0; it is on cuda:3"),
-    "x without memory": (dict(x=view(at=0)), "x has elements but no memory: it is a fake or meta tensor"),
-    "a weight without memory": (dict(weight=weight(at=0)), "weight has elements but no memory"),
-    "an out without memory": (dict(out=out(at=0)), "out has elements but no memory"),
-    "x at an odd address": (dict(x=view(at=BASE + 1)), "x must be aligned to its elements of 2 bytes"),
-    "fp32 between elements": (dict(x=view(dtype=FLOAT32.id, at=BASE + 2)), "x must be aligned to its elements of 4 bytes"),
-    "a weight at an odd address": (dict(weight=weight(at=BASE + 3)), "weight must be aligned to its elements of 2 bytes"),
-    "an out at an odd address": (dict(out=out(at=BASE * 4 + 1)), "out must be aligned to its elements of 2 bytes"),
-    "out one element after x": (dict(out=out(at=BASE + 2)), "out must be x itself or not overlap it"),
-    "out one row after x": (dict(out=out(at=BASE + 128)), "out must be x itself or not overlap it"),
-    "out before x into it": (dict(out=out(at=BASE - 4 * 64 * 2 + 2)), "out must be x itself or not overlap it"),
-    "out of another type on x": (dict(out=out(dtype=FLOAT16.id, at=BASE)), "out must be x itself or not overlap it"),
-    "a wider out on x": (dict(out=out(dtype=FLOAT32.id, at=BASE)), "out must be x itself or not overlap it"),
-    "other strides on x": (dict(x=view(strides=(128, 1)), out=out(at=BASE)), "out must be x itself or not overlap it"),
-    "out over an expanded x": (dict(x=view(strides=(0, 1)), out=out(at=BASE)), "out must be x itself or not overlap it"),
-    "out on the weight": (dict(weight=weight(at=BASE << 2)), "out must not overlap weight"),
-    "out's end on the weight": (dict(weight=weight(at=(BASE << 2) + 4 * 128 - 2)), "out must not overlap weight"),
-    "the weight's end on out": (dict(weight=weight(at=(BASE << 2) - 126)), "out must not overlap weight"),
-    "in place over the weight": (dict(out=view(), weight=weight(at=BASE + 128)), "out must not overlap weight"),
-    "eps of NaN": (dict(eps=float("nan")), "eps must be finite; it is nan"),
-    "eps of infinity": (dict(eps=float("inf")), "eps must be finite; it is inf"),
-    "eps of a string": (dict(eps="1e-6"), "eps must be a real number; it is of type str"),
-    "eps of None": (dict(eps=None), "eps must be a real number; it is of type NoneType"),
-    "a complex eps": (dict(eps=1j), "eps must be a real number; it is of type complex"),
-    "a list of eps": (dict(eps=[1e-6]), "eps must be a real number; it is of type list"),
-    "weight_offset of NaN": (dict(weight_offset=float("-nan")), "weight_offset must be finite"),
-    "weight_offset of a string": (dict(weight_offset="1"), "weight_offset must be a real number; it is of type str"),
-    "out_dtype of float64": (dict(out_dtype="float64"), f"a data type must be one of {NAMES}; it is 'float64'"),
-    "out_dtype of int": (dict(out_dtype=np.int32), f"a data type must be one of {NAMES}"),
-    "out_dtype of nonsense": (dict(out_dtype="nonsense"), f"a data type must be one of {NAMES}; it is 'nonsense'"),
-    "an unhashable out_dtype": (dict(out_dtype={}), f"a data type must be one of {NAMES}"),
-    "out and another out_dtype": (dict(out=out(), out_dtype="float32"), "out is bfloat16 where float32 was asked for"),
+    "an out of another device": ({"out": out(device=3)}, r"out must be on the device of x, cuda:0; it is on cuda:3"),
+    "x without memory": ({"x": view(at=0)}, "x has elements but no memory: it is a fake or meta tensor"),
+    "a weight without memory": ({"weight": weight(at=0)}, "weight has elements but no memory"),
+    "an out without memory": ({"out": out(at=0)}, "out has elements but no memory"),
+    "x at an odd address": ({"x": view(at=BASE + 1)}, "x must be aligned to its elements of 2 bytes"),
+    "fp32 between elements": ({"x": view(dtype=FLOAT32.id, at=BASE + 2)}, "x must be aligned to its elements of 4 bytes"),
+    "a weight at an odd address": ({"weight": weight(at=BASE + 3)}, "weight must be aligned to its elements of 2 bytes"),
+    "an out at an odd address": ({"out": out(at=BASE * 4 + 1)}, "out must be aligned to its elements of 2 bytes"),
+    "out one element after x": ({"out": out(at=BASE + 2)}, "out must be x itself or not overlap it"),
+    "out one row after x": ({"out": out(at=BASE + 128)}, "out must be x itself or not overlap it"),
+    "out before x into it": ({"out": out(at=BASE - 4 * 64 * 2 + 2)}, "out must be x itself or not overlap it"),
+    "out of another type on x": ({"out": out(dtype=FLOAT16.id, at=BASE)}, "out must be x itself or not overlap it"),
+    "a wider out on x": ({"out": out(dtype=FLOAT32.id, at=BASE)}, "out must be x itself or not overlap it"),
+    "other strides on x": ({"x": view(strides=(128, 1)), "out": out(at=BASE)}, "out must be x itself or not overlap it"),
+    "out over an expanded x": ({"x": view(strides=(0, 1)), "out": out(at=BASE)}, "out must be x itself or not overlap it"),
+    "out on the weight": ({"weight": weight(at=BASE << 2), "out": out()}, "out must not overlap weight"),
+    "out's end on the weight": ({"weight": weight(at=(BASE << 2) + 4 * 128 - 2), "out": out()}, "out must not overlap weight"),
+    "the weight's end on out": ({"weight": weight(at=(BASE << 2) - 126), "out": out()}, "out must not overlap weight"),
+    "in place over the weight": ({"out": view(), "weight": weight(at=BASE + 128)}, "out must not overlap weight"),
+    "eps of NaN": ({"eps": float("nan")}, "eps must be finite; it is nan"),
+    "eps of infinity": ({"eps": float("inf")}, "eps must be finite; it is inf"),
+    "eps of a string": ({"eps": "1e-6"}, "eps must be a real number; it is of type str"),
+    "eps of None": ({"eps": None}, "eps must be a real number; it is of type NoneType"),
+    "a complex eps": ({"eps": 1j}, "eps must be a real number; it is of type complex"),
+    "a list of eps": ({"eps": [1e-6]}, "eps must be a real number; it is of type list"),
+    "weight_offset of NaN": ({"weight_offset": float("-nan")}, "weight_offset must be finite"),
+    "weight_offset of a string": ({"weight_offset": "1"}, "weight_offset must be a real number; it is of type str"),
+    "out_dtype of float64": ({"out_dtype": "float64"}, f"a data type must be one of {NAMES}; it is 'float64'"),
+    "out_dtype of int": ({"out_dtype": np.int32}, f"a data type must be one of {NAMES}"),
+    "out_dtype of nonsense": ({"out_dtype": "nonsense"}, f"a data type must be one of {NAMES}; it is 'nonsense'"),
+    "an unhashable out_dtype": ({"out_dtype": {}}, f"a data type must be one of {NAMES}"),
+    "out and another out_dtype": ({"out": out(), "out_dtype": "float32"}, "out is bfloat16 where float32 was asked for"),
 }  # fmt: skip
 
 
@@ -132,12 +129,10 @@ def test_a_call_without_faults_reaches_its_plan(check):
     assert check(view(), weight(), out(), rstd=True) == (0, 0, (BFLOAT16.id,) * 3 + (FLOAT32.id,), 64)
 
 
-@pytest.mark.parametrize("name", [name for name, (_, message) in REFUSED.items() if message])
+@pytest.mark.parametrize("name", REFUSED)
 def test_bad_arguments_are_refused_by_name(check, name):
     changes, message = REFUSED[name]
     arguments = {"x": view(), "weight": weight(), "out": None, **changes}
-    if arguments["weight"] is not None and name.startswith(("three", "no col", "too many", "strides that")):
-        arguments["weight"] = None  # of another length
     with pytest.raises(ArgumentError, match=f"^rms_norm: {message}" if "out_dtype" not in name else message):
         check(**arguments)
 
@@ -153,44 +148,47 @@ def head(part: int) -> dict[str, Any]:
 
 
 ACCEPTED = {
-    "one row of rank 1": dict(x=view((64,))),
-    "rank 7": dict(x=view((2, 1, 3, 1, 2, 2, 64))),
-    "one column": dict(x=view((4, 1)), weight=weight((1,))),
-    "one column of any stride": dict(x=view((4, 1), (3, 7)), weight=weight((1,), (5,))),
-    "the most columns": dict(x=view((1, 2**30)), weight=weight((2**30,))),
-    "many rows": dict(x=view((2**33, 64))),
-    "padded rows": dict(x=view(strides=(100, 1))),
-    "expanded rows": dict(x=view(strides=(0, 1))),
-    "overlapping rows": dict(x=view(strides=(1, 1))),
-    "reversed rows": dict(x=view(strides=(-64, 1))),
-    "heads inside rows": dict(x=view(**head(1))),
-    "permuted heads": dict(x=view((2, 5, 64), (64, 384, 1))),
-    "dimensions of one element with any stride": dict(x=view((1, 4, 1, 64), (7, 64, -3, 1))),
-    "the least alignment": dict(x=view(at=BASE + 2), weight=weight(at=BASE * 2 + 6)),
-    "no weight": dict(weight=None),
-    "a weight of another type": dict(weight=weight(dtype=FLOAT32.id)),
-    "an out": dict(out=out()),
-    "an out with other strides": dict(out=out(strides=(65, 1))),
-    "an out with reversed rows": dict(out=out(strides=(-64, 1))),
-    "a wider out": dict(out=out(dtype=FLOAT32.id)),
-    "in place": dict(out=view()),
-    "in place with strides": dict(x=view(**head(0)), out=view(**head(0))),
-    "q into k": dict(x=view(**head(0)), out=view(**head(1))),
-    "v into q": dict(x=view(**head(2)), out=view(**head(0))),
-    "one column beside another": dict(x=view((4, 32), (64, 1)), out=view((4, 32), (64, 1), at=BASE + 64), weight=None),
-    "out right after x": dict(out=out(at=BASE + 4 * 128)),
-    "out right before x": dict(out=out(at=BASE - 4 * 128)),
-    "out right after the weight": dict(weight=weight(at=(BASE << 2) - 128), out=out()),
-    "out right before the weight": dict(weight=weight(at=(BASE << 2) + 4 * 128), out=out()),
-    "x as weight": dict(x=view((1, 64)), weight=weight(at=BASE)),
-    "a read-only x": dict(x=view(read_only=True)),
-    "an integer eps": dict(eps=0),
-    "a numpy eps": dict(eps=np.float32(1e-5)),
-    "an offset": dict(weight_offset=-1),
-    "out_dtype": dict(out_dtype="float16"),
-    "out_dtype of numpy": dict(out_dtype=np.dtype(ml_dtypes.bfloat16)),
-    "out and its out_dtype": dict(out=out(), out_dtype="bfloat16"),
-    "another device": dict(x=view(device=3), weight=weight(device=3), out=out(device=3)),
+    "one row of rank 1": {"x": view((64,))},
+    "rank 7": {"x": view((2, 1, 3, 1, 2, 2, 64))},
+    "one column": {"x": view((4, 1)), "weight": weight((1,))},
+    "one column of any stride": {"x": view((4, 1), (3, 7)), "weight": weight((1,), (5,))},
+    "the most columns": {"x": view((1, 2**30)), "weight": weight((2**30,))},
+    "two strides that collapse together": {
+        "x": view((2, 3, 4, 8), (1000, 32, 8, 1)), "out": out((2, 3, 4, 8), (96, 32, 8, 1)),
+    },
+    "many rows": {"x": view((2**33, 64))},
+    "padded rows": {"x": view(strides=(100, 1))},
+    "expanded rows": {"x": view(strides=(0, 1))},
+    "overlapping rows": {"x": view(strides=(1, 1))},
+    "reversed rows": {"x": view(strides=(-64, 1))},
+    "heads inside rows": {"x": view(**head(1))},
+    "permuted heads": {"x": view((2, 5, 64), (64, 384, 1))},
+    "dimensions of one element with any stride": {"x": view((1, 4, 1, 64), (7, 64, -3, 1))},
+    "the least alignment": {"x": view(at=BASE + 2), "weight": weight(at=BASE * 2 + 6)},
+    "no weight": {"weight": None},
+    "a weight of another type": {"weight": weight(dtype=FLOAT32.id)},
+    "an out": {"out": out()},
+    "an out with other strides": {"out": out(strides=(65, 1))},
+    "an out with reversed rows": {"out": out(strides=(-64, 1))},
+    "a wider out": {"out": out(dtype=FLOAT32.id)},
+    "in place": {"out": view()},
+    "in place with strides": {"x": view(**head(0)), "out": view(**head(0))},
+    "q into k": {"x": view(**head(0)), "out": view(**head(1))},
+    "v into q": {"x": view(**head(2)), "out": view(**head(0))},
+    "one column beside another": {"x": view((4, 32), (64, 1)), "out": view((4, 32), (64, 1), at=BASE + 64), "weight": None},
+    "out right after x": {"out": out(at=BASE + 4 * 128)},
+    "out right before x": {"out": out(at=BASE - 4 * 128)},
+    "out right after the weight": {"weight": weight(at=(BASE << 2) - 128), "out": out()},
+    "out right before the weight": {"weight": weight(at=(BASE << 2) + 4 * 128), "out": out()},
+    "x as weight": {"x": view((1, 64)), "weight": weight(at=BASE)},
+    "a read-only x": {"x": view(read_only=True)},
+    "an integer eps": {"eps": 0},
+    "a numpy eps": {"eps": np.float32(1e-5)},
+    "an offset": {"weight_offset": -1},
+    "out_dtype": {"out_dtype": "float16"},
+    "out_dtype of numpy": {"out_dtype": np.dtype(ml_dtypes.bfloat16)},
+    "out and its out_dtype": {"out": out(), "out_dtype": "bfloat16"},
+    "another device": {"x": view(device=3), "weight": weight(device=3), "out": out(device=3)},
 }
 
 
@@ -510,10 +508,12 @@ def test_a_subclass_of_tensor_is_refused(torch):
     class Mine(torch.Tensor):
         pass
 
-    for arguments in ((torch.ones(4, 64).as_subclass(Mine),), (torch.ones(4, 64), torch.ones(64).as_subclass(Mine))):
-        name = "x" if len(arguments) == 1 else "weight"
-        with pytest.raises(ArgumentError, match=rf"^rms_norm: {name} is a .*Mine, a subclass.*as_subclass\(torch\.Tensor\)"):
-            rms_norm(*arguments)
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x is a .*Mine, a subclass.*as_subclass\(torch\.Tensor\)"):
+        rms_norm(torch.ones(4, 64).as_subclass(Mine))
+    # What comes after x is looked at once there is a device to stage it through.
+    expected = ArgumentError if _has_driver() else DriverNotFoundError
+    with pytest.raises(expected, match="weight is a .*Mine, a subclass" if expected is ArgumentError else "driver"):
+        rms_norm(torch.ones(4, 64), torch.ones(64).as_subclass(Mine))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -527,7 +527,7 @@ def test_a_fake_tensor_is_refused(torch, device):
 
 def test_meta_and_sparse_tensors_are_refused(torch):
     for x in (torch.ones(4, 64, device="meta"), torch.ones(4, 64).to_sparse()):
-        with pytest.raises(ArgumentError, match="^rms_norm: x must be a strided tensor on a GPU or the host"):
+        with pytest.raises(ArgumentError, match="^rms_norm: x (must be a strided tensor|is a tensor without memory)"):
             rms_norm(x)
 
 
@@ -539,10 +539,8 @@ def test_a_tensor_of_another_type_is_refused(torch, name):
 
 def test_every_message_names_the_operator_and_the_argument():
     for changes, message in REFUSED.values():
-        assert message is None or re.match(r"(x|weight|out|eps|weight_offset|a data type|x and out)\b", message), changes
+        assert re.match(r"(x|weight|out|eps|weight_offset|a data type|x and out)\b", message), changes
 
 
 def test_the_typed_errors_are_what_callers_catch():
     assert issubclass(ArgumentError, ValueError) and issubclass(AllocationError, MemoryError)
-    assume_is_unused = assume  # hypothesis draws only what is used
-    assert assume_is_unused(True)

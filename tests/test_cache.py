@@ -8,6 +8,7 @@ import threading
 import warnings
 
 import pytest
+
 from transformer_rtc.cache import DiskCache, digest
 
 KEY = digest({"a": 1})

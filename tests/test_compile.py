@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cases import CASES, FAMILY, FLOATS, compiled_cases
+
 from transformer_rtc import compiler, sources, static
 from transformer_rtc.errors import ArgumentError, CompileError, CompilerNotFoundError
 from transformer_rtc.spec import ARCHITECTURES

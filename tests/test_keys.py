@@ -11,6 +11,7 @@ import pytest
 from cases import CASES, FAMILY, FLOATS
 from hypothesis import given
 from hypothesis import strategies as st
+
 from transformer_rtc import _native, compiler, sources
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.manager import KernelManager

@@ -10,6 +10,7 @@ import warnings
 from importlib import import_module
 
 import pytest
+
 from transformer_rtc import settings as settings_module
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import Compiled

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from cases import CASES, FAMILY
+
 from transformer_rtc import compiler, sources
 from transformer_rtc.spec import ARCHITECTURES, DTYPES, Field, Params, TextSpec
 

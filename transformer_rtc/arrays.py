@@ -450,6 +450,13 @@ class _Mirror:
         _host_array(view)[...] = _host_array(view._replace(pointer=memory.ctypes.data + view.pointer - start))
 
 
+class _Made:
+    """An output on the device that is yet to come back to the host."""
+
+    def __init__(self, buffer: _native.Buffer, shape: tuple[int, ...], dtype: int) -> None:
+        self.buffer, self.shape, self.dtype = buffer, shape, dtype
+
+
 def _host_array(view: RawView) -> np.ndarray[Any, Any]:
     """Return host memory as numpy sees it, with the storage type."""
     dtype = _storage_dtype(view.dtype)
@@ -551,14 +558,9 @@ def _call_on_host(
 ) -> object:
     mirror = _Mirror(views, device, stream)
 
-    class Made(NamedTuple):
-        buffer: _native.Buffer
-        shape: tuple[int, ...]
-        dtype: int
-
     def empty(shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
         buffer = _native.Buffer(device, math.prod(shape) * _storage_dtype(dtype).itemsize)
-        return Made(buffer, shape, dtype), buffer.pointer
+        return _Made(buffer, shape, dtype), buffer.pointer
 
     held = [
         None if view is None else (mirror.view(view), array) for view, (_, _, array) in zip(views, arrays, strict=True)
@@ -566,7 +568,7 @@ def _call_on_host(
     result = native.run_views(held, values, empty, stream)
     outputs: list[object] = []
     for output in result if isinstance(result, tuple) else (result,):
-        if isinstance(output, Made):
+        if isinstance(output, _Made):
             host = np.empty(output.shape, _storage_dtype(output.dtype))
             output.buffer.copy_to_host(0, host.ctypes.data, host.nbytes, stream)
             _native.synchronize_stream(device, stream)

@@ -32,7 +32,7 @@ class Compiled(NamedTuple):
     image : bytes
         A cubin, or PTX ending in a zero byte.
     kind : str
-        ``"cubin"``, or ``"ptx"`` for an architecture that NVRTC does not know yet: the driver compiles it when it loads.
+        ``"cubin"``, or ``"ptx"`` for an architecture NVRTC does not know yet: the driver compiles it when it loads.
     log : str
         NVRTC's log; with ``-Xptxas=-v`` among the options, the resource report.
     compiler : str

@@ -29,12 +29,12 @@ def run() -> int:
         for ordinal in range(_native.device_count()):
             limits = device_limits(ordinal)
             memory = _native.device_memory(ordinal) / 2**30
+            major, minor = divmod(limits.architecture, 10)
+            clusters = f"clusters of up to {limits.max_cluster_size}" if limits.max_cluster_size > 1 else "no clusters"
             line(
                 f"cuda:{ordinal}",
-                f"{_native.device_name(ordinal)}, {memory:.0f} GiB, compute capability "
-                f"{limits.architecture // 10}.{limits.architecture % 10}, {limits.shared_memory_per_cta // 1024} KiB of "
-                f"shared memory per CTA, "
-                + (f"clusters of up to {limits.max_cluster_size}" if limits.max_cluster_size > 1 else "no clusters"),
+                f"{_native.device_name(ordinal)}, {memory:.0f} GiB, compute capability {major}.{minor}, "
+                f"{limits.shared_memory_per_cta // 1024} KiB of shared memory per CTA, {clusters}",
             )
     except TransformerRtcError as error:
         line("driver", error)

@@ -4,9 +4,14 @@
 
 std::string dtype_name(DtypeId dtype) {
   // https://dmlc.github.io/dlpack/latest/c_api.html, DLDataTypeCode
-  static const char* const names[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool",
-                                      "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
-                                      "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"};
+  static const char* const names[] = {"int",           "uint",
+                                      "float",         "opaque",
+                                      "bfloat",        "complex",
+                                      "bool",          "float8_e3m4",
+                                      "float8_e4m3",   "float8_e4m3b11fnuz",
+                                      "float8_e4m3fn", "float8_e4m3fnuz",
+                                      "float8_e5m2",   "float8_e5m2fnuz",
+                                      "float8_e8m0fnu"};
   const unsigned code = dtype >> 8;
   const std::string bits = std::to_string(dtype & 0xff);
   if (code >= sizeof(names) / sizeof(names[0])) return "type " + std::to_string(code) + " of " + bits + " bits";

@@ -44,8 +44,8 @@ struct RowStrides {
   int64_t inner = 0;
 };
 
-// Collapses views[0 .. count), which have one shape. Strides of dimensions that do not repeat are 0. Returns false where
-// more than two strides are left.
+// Collapses views[0 .. count), which have one shape. Strides of dimensions that do not repeat are 0. Returns false
+// where more than two strides are left.
 bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowStrides* strides);
 
 // Whether two rows of an array share an element.

@@ -29,8 +29,8 @@ Driver open_driver() {
                                           std::to_string(driver.version % 1000 / 10) +
                                           "; transformer_rtc needs CUDA 12.0, driver 525.60.13 or newer"};
   }
-#define TRTC_RESOLVE(name, parameters)                                                       \
-  driver.name = reinterpret_cast<decltype(driver.name)>(resolve(#name));                     \
+#define TRTC_RESOLVE(name, parameters)                                   \
+  driver.name = reinterpret_cast<decltype(driver.name)>(resolve(#name)); \
   if (driver.name == nullptr) throw PackageError{"DriverError", "the NVIDIA driver has no " #name};
   TRTC_DRIVER_FUNCTIONS(TRTC_RESOLVE)
 #undef TRTC_RESOLVE
@@ -54,8 +54,16 @@ CUlaunchConfig driver_config(const LaunchShape& shape, CUstream stream, CUlaunch
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attributes[count++].value.cluster = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
   }
-  return {shape.grid.x,  shape.grid.y,  shape.grid.z, shape.block.x, shape.block.y, shape.block.z,
-          shape.dynamic_shared_memory, stream,       attributes,    count};
+  return {shape.grid.x,
+          shape.grid.y,
+          shape.grid.z,
+          shape.block.x,
+          shape.block.y,
+          shape.block.z,
+          shape.dynamic_shared_memory,
+          stream,
+          attributes,
+          count};
 }
 
 }  // namespace
@@ -94,8 +102,8 @@ const Device& device(int ordinal) {
   if (ordinal >= 0 && ordinal < static_cast<int>(devices.size()) && devices[ordinal]) return *devices[ordinal];
   const int count = device_count();
   if (ordinal < 0 || ordinal >= count) {
-    throw PackageError{"DeviceNotFoundError", "there is no CUDA device " + std::to_string(ordinal) + ": the driver sees " +
-                                                  std::to_string(count)};
+    throw PackageError{"DeviceNotFoundError", "there is no CUDA device " + std::to_string(ordinal) +
+                                                  ": the driver sees " + std::to_string(count)};
   }
   auto opened = std::make_unique<Device>();
   opened->ordinal = ordinal;

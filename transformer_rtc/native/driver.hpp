@@ -44,44 +44,44 @@ struct CUlaunchConfig {
 }
 
 // name, parameters. A name ends in the version of the interface that cuda.h gives it.
-#define TRTC_DRIVER_FUNCTIONS(X)                                                                               \
-  X(cuInit, (unsigned))                                                                                        \
-  X(cuDriverGetVersion, (int*))                                                                                \
-  X(cuGetErrorName, (CUresult, const char**))                                                                  \
-  X(cuGetErrorString, (CUresult, const char**))                                                                \
-  X(cuDeviceGetCount, (int*))                                                                                  \
-  X(cuDeviceGet, (CUdevice*, int))                                                                             \
-  X(cuDeviceGetName, (char*, int, CUdevice))                                                                   \
-  X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                               \
-  X(cuDeviceTotalMem_v2, (size_t*, CUdevice))                                                                  \
-  X(cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                                                          \
-  X(cuCtxGetDevice, (CUdevice*))                                                                               \
-  X(cuPointerGetAttribute, (void*, int, CUdeviceptr))                                                          \
-  X(cuCtxGetCurrent, (CUcontext*))                                                                             \
-  X(cuCtxPushCurrent_v2, (CUcontext))                                                                          \
-  X(cuCtxPopCurrent_v2, (CUcontext*))                                                                          \
-  X(cuModuleLoadData, (CUmodule*, const void*))                                                                \
-  X(cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                                                 \
-  X(cuModuleUnload, (CUmodule))                                                                                \
-  X(cuFuncGetAttribute, (int*, int, CUfunction))                                                               \
-  X(cuFuncSetAttribute, (CUfunction, int, int))                                                                \
-  X(cuFuncSetCacheConfig, (CUfunction, int))                                                                   \
-  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, CUfunction, int, size_t))                              \
-  X(cuOccupancyMaxActiveClusters, (int*, CUfunction, const CUlaunchConfig*))                                   \
-  X(cuLaunchKernelEx, (const CUlaunchConfig*, CUfunction, void**, void**))                                     \
-  X(cuMemAlloc_v2, (CUdeviceptr*, size_t))                                                                     \
-  X(cuMemFree_v2, (CUdeviceptr))                                                                               \
-  X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, CUstream))                                        \
-  X(cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))                                              \
-  X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                                           \
-  X(cuStreamCreate, (CUstream*, unsigned))                                                                     \
-  X(cuStreamSynchronize, (CUstream))                                                                           \
-  X(cuStreamGetCtx, (CUstream, CUcontext*))                                                                    \
-  X(cuStreamWaitEvent, (CUstream, CUevent, unsigned))                                                          \
-  X(cuEventCreate, (CUevent*, unsigned))                                                                       \
-  X(cuEventRecord, (CUevent, CUstream))                                                                        \
-  X(cuEventQuery, (CUevent))                                                                                   \
-  X(cuEventSynchronize, (CUevent))                                                                             \
+#define TRTC_DRIVER_FUNCTIONS(X)                                                  \
+  X(cuInit, (unsigned))                                                           \
+  X(cuDriverGetVersion, (int*))                                                   \
+  X(cuGetErrorName, (CUresult, const char**))                                     \
+  X(cuGetErrorString, (CUresult, const char**))                                   \
+  X(cuDeviceGetCount, (int*))                                                     \
+  X(cuDeviceGet, (CUdevice*, int))                                                \
+  X(cuDeviceGetName, (char*, int, CUdevice))                                      \
+  X(cuDeviceGetAttribute, (int*, int, CUdevice))                                  \
+  X(cuDeviceTotalMem_v2, (size_t*, CUdevice))                                     \
+  X(cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                             \
+  X(cuCtxGetDevice, (CUdevice*))                                                  \
+  X(cuPointerGetAttribute, (void*, int, CUdeviceptr))                             \
+  X(cuCtxGetCurrent, (CUcontext*))                                                \
+  X(cuCtxPushCurrent_v2, (CUcontext))                                             \
+  X(cuCtxPopCurrent_v2, (CUcontext*))                                             \
+  X(cuModuleLoadData, (CUmodule*, const void*))                                   \
+  X(cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                    \
+  X(cuModuleUnload, (CUmodule))                                                   \
+  X(cuFuncGetAttribute, (int*, int, CUfunction))                                  \
+  X(cuFuncSetAttribute, (CUfunction, int, int))                                   \
+  X(cuFuncSetCacheConfig, (CUfunction, int))                                      \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, CUfunction, int, size_t)) \
+  X(cuOccupancyMaxActiveClusters, (int*, CUfunction, const CUlaunchConfig*))      \
+  X(cuLaunchKernelEx, (const CUlaunchConfig*, CUfunction, void**, void**))        \
+  X(cuMemAlloc_v2, (CUdeviceptr*, size_t))                                        \
+  X(cuMemFree_v2, (CUdeviceptr))                                                  \
+  X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, CUstream))           \
+  X(cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))                 \
+  X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))              \
+  X(cuStreamCreate, (CUstream*, unsigned))                                        \
+  X(cuStreamSynchronize, (CUstream))                                              \
+  X(cuStreamGetCtx, (CUstream, CUcontext*))                                       \
+  X(cuStreamWaitEvent, (CUstream, CUevent, unsigned))                             \
+  X(cuEventCreate, (CUevent*, unsigned))                                          \
+  X(cuEventRecord, (CUevent, CUstream))                                           \
+  X(cuEventQuery, (CUevent))                                                      \
+  X(cuEventSynchronize, (CUevent))                                                \
   X(cuEventDestroy_v2, (CUevent))
 
 constexpr CUresult kNotReady = 600;

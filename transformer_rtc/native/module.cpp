@@ -29,8 +29,8 @@ struct HeldView {
   View view;
   std::vector<int64_t> shape, strides;
 
-  HeldView(uintptr_t data, std::vector<int64_t> held_shape, std::vector<int64_t> held_strides, DtypeId dtype, int device,
-           bool read_only)
+  HeldView(uintptr_t data, std::vector<int64_t> held_shape, std::vector<int64_t> held_strides, DtypeId dtype,
+           int device, bool read_only)
       : shape(std::move(held_shape)), strides(std::move(held_strides)) {
     if (shape.size() != strides.size()) throw std::invalid_argument("as many strides as dimensions");
     view.data = reinterpret_cast<char*>(data);

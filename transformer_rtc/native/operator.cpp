@@ -127,13 +127,12 @@ const Operator::Framework& Operator::framework(PyTypeObject* type, int array, co
     last = {type, &found->second};
     return found->second;
   }
-  py::tuple answer = py::reinterpret_steal<py::object>(PyObject_CallFunction(
-      framework_of_, "Os", reinterpret_cast<PyObject*>(type), (name_ + ": " + argument).c_str()));
+  py::tuple answer = py::reinterpret_steal<py::object>(
+      PyObject_CallFunction(framework_of_, "Os", reinterpret_cast<PyObject*>(type), (name_ + ": " + argument).c_str()));
   if (!answer) throw PythonErrorSet{};
   Framework framework;
   if (!answer[0].is_none()) {
-    framework.api = static_cast<const DLPackExchangeAPI*>(
-        PyCapsule_GetPointer(answer[0].ptr(), "dlpack_exchange_api"));
+    framework.api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(answer[0].ptr(), "dlpack_exchange_api"));
     if (framework.api == nullptr) throw PythonErrorSet{};
     if (framework.api->version.major != 1 || framework.api->tensor_from_object == nullptr) framework.api = nullptr;
   }
@@ -256,7 +255,8 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
         if (required.ptr() == Py_True) {
           refuse(argument.name,
                  "requires grad, and this operator records no gradient: call it under torch.no_grad() or "
-                 "torch.inference_mode(), or pass " + argument.name + ".detach()");
+                 "torch.inference_mode(), or pass " +
+                     argument.name + ".detach()");
         }
       }
     }
@@ -311,8 +311,8 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
     }
     if (!given) continue;
     if (call.dtypes[index] != 0 && call.dtypes[index] != view.dtype) {
-      refuse(argument.name, "is " + dtype_name(view.dtype) + " where " + dtype_name(call.dtypes[index]) +
-                                " was asked for");
+      refuse(argument.name,
+             "is " + dtype_name(view.dtype) + " where " + dtype_name(call.dtypes[index]) + " was asked for");
     }
     call.dtypes[index] = view.dtype;
     check_dtype(argument, view.dtype);
@@ -328,8 +328,9 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
     }
     if (argument.role == Role::columns) {
       if (view.ndim != 1 || view.shape[0] != columns) {
-        refuse(argument.name, "must have the shape (" + std::to_string(columns) + ",), one element for each column of " +
-                                  arguments_[0].name + "; it has " + view.shape_text());
+        refuse(argument.name, "must have the shape (" + std::to_string(columns) +
+                                  ",), one element for each column of " + arguments_[0].name + "; it has " +
+                                  view.shape_text());
       }
       if (columns > 1 && view.stride(0) != 1) refuse(argument.name, "must be contiguous");
     } else {
@@ -368,8 +369,9 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
                       ": pass a contiguous array");
   }
   if (geometry.inner_count > 1 && geometry.rows > INT32_MAX) {
-    refuse(arguments_[0].name, "has more than 2^31 - 1 rows, so its leading dimensions must collapse to one stride: "
-                               "pass a contiguous array");
+    refuse(arguments_[0].name,
+           "has more than 2^31 - 1 rows, so its leading dimensions must collapse to one stride: "
+           "pass a contiguous array");
   }
   for (int i = 0; i < row_count; ++i) strides[row_index[i]] = given_strides[i];
 
@@ -391,9 +393,8 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
         }
         continue;
       }
-      const bool in_place = call.views[out].data == call.views[index].data &&
-                            call.dtypes[out] == call.dtypes[index] && strides[out].outer == strides[index].outer &&
-                            strides[out].inner == strides[index].inner;
+      const bool in_place = call.views[out].data == call.views[index].data && call.dtypes[out] == call.dtypes[index] &&
+                            strides[out].outer == strides[index].outer && strides[out].inner == strides[index].inner;
       if (!in_place && arrays_overlap(geometry, call.views[out], strides[out], call.views[index], strides[index])) {
         refuse(argument.name, "must be " + input.name + " itself or not overlap it");
       }
@@ -445,17 +446,39 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
   for (const FieldFill& field : plan->fields) {
     const int i = field.index;
     switch (field.source) {
-      case Source::data: put(params, field.offset, call.views[i].data); break;
-      case Source::outer_stride: put(params, field.offset, strides[i].outer); break;
-      case Source::inner_stride: put(params, field.offset, geometry.inner_count > 1 ? strides[i].inner : 0); break;
-      case Source::dtype: put(params, field.offset, static_cast<int32_t>(call.dtypes[i])); break;
-      case Source::real: put(params, field.offset, static_cast<float>(call.reals[i])); break;
-      case Source::rows: put(params, field.offset, geometry.rows); break;
-      case Source::columns: put(params, field.offset, static_cast<int32_t>(columns)); break;
-      case Source::inner_count: put(params, field.offset, static_cast<uint32_t>(geometry.inner_count)); break;
-      case Source::inner_magic: put(params, field.offset, divisor.magic); break;
-      case Source::inner_shift: put(params, field.offset, divisor.shift); break;
-      case Source::workspace: put(params, field.offset, workspace_data); break;
+      case Source::data:
+        put(params, field.offset, call.views[i].data);
+        break;
+      case Source::outer_stride:
+        put(params, field.offset, strides[i].outer);
+        break;
+      case Source::inner_stride:
+        put(params, field.offset, geometry.inner_count > 1 ? strides[i].inner : 0);
+        break;
+      case Source::dtype:
+        put(params, field.offset, static_cast<int32_t>(call.dtypes[i]));
+        break;
+      case Source::real:
+        put(params, field.offset, static_cast<float>(call.reals[i]));
+        break;
+      case Source::rows:
+        put(params, field.offset, geometry.rows);
+        break;
+      case Source::columns:
+        put(params, field.offset, static_cast<int32_t>(columns));
+        break;
+      case Source::inner_count:
+        put(params, field.offset, static_cast<uint32_t>(geometry.inner_count));
+        break;
+      case Source::inner_magic:
+        put(params, field.offset, divisor.magic);
+        break;
+      case Source::inner_shift:
+        put(params, field.offset, divisor.shift);
+        break;
+      case Source::workspace:
+        put(params, field.offset, workspace_data);
+        break;
     }
   }
   if (plan->workspace_bytes > 0) {

@@ -15,13 +15,13 @@
 
 // What a call's argument is. The descriptor lists them in the order of the call.
 enum class Role {
-  rows,         // input array [..., columns]; the first one is the reference for shape, device and framework
-  columns,      // input array [columns], or None where optional
-  real,         // float
-  rows_out,     // output array [..., columns] like the first input, allocated where None
-  dtype_out,    // data type of the rows_out before it, or None: the first input's
-  row_values,   // bool: whether to return an output [...] with one value a row
-  stream,       // stream handle, an object that has one, or None: the framework's current stream
+  rows,        // input array [..., columns]; the first one is the reference for shape, device and framework
+  columns,     // input array [columns], or None where optional
+  real,        // float
+  rows_out,    // output array [..., columns] like the first input, allocated where None
+  dtype_out,   // data type of the rows_out before it, or None: the first input's
+  row_values,  // bool: whether to return an output [...] with one value a row
+  stream,      // stream handle, an object that has one, or None: the framework's current stream
 };
 
 struct Argument {
