@@ -75,6 +75,7 @@ def load_floor(torch: Any) -> tuple[Callable[..., Any] | None, str]:
         except subprocess.CalledProcessError as error:
             return None, f"host_floor.cpp does not compile: {error.stderr.strip().splitlines()[0]}"
     architecture = transformer_rtc.device_limits(0).architecture
+    torch.empty(1, device="cuda")  # makes a context current
     floor.load(table, transformer_rtc.manager.image(EMPTY, architecture).data, EMPTY.symbol)
     call: Callable[..., Any] = floor.call
     return call, ""

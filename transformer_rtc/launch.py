@@ -63,7 +63,7 @@ class Kernel:
         self.params = params
         self.device = device
         self.function = _native.Function(device, image, symbol)
-        loaded = self.function.parameter_bytes()
+        loaded = self.function.parameter_bytes() if params.fields else -1
         if loaded not in (-1, params.size):
             raise LaunchError(f"{symbol} takes {loaded} bytes of parameters, and its fields describe {params.size}")
 

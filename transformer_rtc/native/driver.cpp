@@ -162,12 +162,9 @@ int Function::max_active_clusters(const LaunchShape& shape) const {
 int Function::parameter_bytes() const {
   if (driver().cuFuncGetParamInfo == nullptr) return -1;
   CurrentContext current(device_);
-  size_t end = 0;
-  for (size_t index = 0, offset = 0, size = 0; driver().cuFuncGetParamInfo(function_, index, &offset, &size) == 0;
-       ++index) {
-    end = offset + size;
-  }
-  return static_cast<int>(end);
+  // The first, which is the only one: asking for one more than there are is an error that tools report.
+  size_t offset = 0, size = 0;
+  return driver().cuFuncGetParamInfo(function_, 0, &offset, &size) == 0 ? static_cast<int>(size) : 0;
 }
 
 void Function::launch(const LaunchShape& shape, void* params, CUstream stream) const {

@@ -156,7 +156,7 @@ class Function {
   void set_cache_preference(int preference) const;
   int max_active_ctas(const LaunchShape& shape) const;  // per multiprocessor
   int max_active_clusters(const LaunchShape& shape) const;
-  // Bytes of the kernel's parameters, or -1 where the driver cannot say.
+  // Bytes of the kernel's one parameter, or -1 where the driver cannot say.
   int parameter_bytes() const;
   // Does not check that a cooperative or cluster grid can be resident: the driver does.
   void launch(const LaunchShape& shape, void* params, CUstream stream) const;
