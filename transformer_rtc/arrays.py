@@ -51,7 +51,7 @@ def dtype_id(dtype: object) -> int:
     if name not in _BY_NAME:
         try:
             name = np.dtype(dtype).name  # type: ignore[call-overload]
-        except TypeError:
+        except Exception:  # numpy parses what it is given, and fails in many ways
             name = ""
     if name not in _BY_NAME:
         raise ArgumentError(f"a data type must be one of {', '.join(_BY_NAME)}; it is {dtype!r}")
@@ -388,9 +388,9 @@ def stream_handle(stream: object, operator: str) -> int:
     """
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        version, handle = protocol() if callable(protocol) else protocol
-        if version == 0:
-            return int(handle)
+        answer = protocol() if callable(protocol) else protocol
+        if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0 and isinstance(answer[1], int):
+            return answer[1]
     if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
         return stream
     for attribute in ("cuda_stream", "ptr"):

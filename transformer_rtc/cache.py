@@ -1,6 +1,7 @@
 """key -> bytes on disk. Knows no CUDA.
 
-An entry is one file: a line that says what it is, a line of JSON that a person can read, and the bytes. It is written
+An entry is one file: a line that says what it is, the digest of the rest, a line of JSON that a person can read, and
+the bytes. It is written
 beside its final name and renamed, so that a reader sees all of it or nothing, and it is checked whenever it is read:
 what is damaged, cut short or another key's is a miss, and the next write replaces it.
 """
@@ -21,6 +22,10 @@ _FORMAT = b"transformer_rtc cache entry 1\n"
 def digest(parts: Mapping[str, object]) -> str:
     """Return the key of everything that an entry depends on: SHA-256 of its JSON, in hexadecimal."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _digest_line(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
 class DiskCache:
@@ -49,13 +54,14 @@ class DiskCache:
             with open(self.path(stem, key), "rb") as file:
                 if file.readline() != _FORMAT:
                     return None
-                header = json.loads(file.readline())
-                payload = file.read()
-        except (OSError, ValueError):
+                expected = file.readline()
+                content = file.read()
+        except OSError:
             return None
-        if not isinstance(header, dict) or header.get("key") != key:
+        if expected != _digest_line(content):
             return None
-        return payload if header.get("sha256") == hashlib.sha256(payload).hexdigest() else None
+        header, _, payload = content.partition(b"\n")
+        return payload if json.loads(header)["key"] == key else None
 
     def put(self, stem: str, key: str, payload: bytes, about: Mapping[str, object]) -> None:
         """Write an entry. A folder that cannot be made or written costs one warning, and no more is written.
@@ -71,14 +77,14 @@ class DiskCache:
         """
         if not self._writable or self.folder is None:
             return
-        header = {**about, "key": key, "sha256": hashlib.sha256(payload).hexdigest(), "bytes": len(payload)}
+        content = json.dumps({**about, "key": key, "bytes": len(payload)}).encode() + b"\n" + payload
         path = self.path(stem, key)
         beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             try:
                 with open(beside, "xb") as file:
-                    file.write(_FORMAT + json.dumps(header).encode() + b"\n" + payload)
+                    file.write(_FORMAT + _digest_line(content) + content)
                 os.replace(beside, path)
             except OSError:
                 if os.path.exists(beside):

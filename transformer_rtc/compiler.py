@@ -21,7 +21,7 @@ _DISTRIBUTIONS = {"12": "nvidia_cuda_nvrtc_cu12", "13": "nvidia_cuda_nvrtc"}
 _INSTALL = "pip install 'transformer_rtc[cu12]' (or [cu13] for a driver of CUDA 13)"
 
 # These make NVRTC read files that no cache key sees.
-_FILE_OPTIONS = re.compile(r"^(-I|--?include-path|--?pre-include|-include|--?pch-dir|--?use-pch|--?create-pch)")
+_FILE_OPTIONS = re.compile(r"\s*(-I|--?(include-path|pre-include|include|(use-|create-)?pch))")
 
 
 class Compiled(NamedTuple):
@@ -206,7 +206,8 @@ def compile_program(
     all_options = (f"--gpu-architecture={target}", *OPTIONS, *options)
     result, handle = nvrtc.nvrtcCreateProgram(
         program.encode(),
-        f"{symbol}.cu".encode(),
+        # NVRTC looks for includes beside the program too: there is nothing in this folder.
+        f"/nonexistent/{symbol}.cu".encode(),
         len(headers),
         [text.encode() for text in headers.values()],
         [name.encode() for name in headers],

@@ -188,7 +188,8 @@ class KernelManager:
         """Whether `get` would not compile."""
         if (spec, device) in self._kernels:
             return True
-        return self._read(spec, device_limits(device).architecture, self._identity()) is not None
+        architecture = device_limits(device).architecture
+        return (spec, architecture) in self._images or self._read(spec, architecture, self._identity()) is not None
 
     def image(self, spec: KernelSpec, architecture: int) -> Image:
         """Return a kernel's machine code: from disk, else compiled and put there. Needs no device."""

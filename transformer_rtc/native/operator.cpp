@@ -177,7 +177,9 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
           PyErr_Clear();
           refuse(argument.name, std::string("must be a real number; it is of type ") + Py_TYPE(value)->tp_name);
         }
-        if (!std::isfinite(number)) refuse(argument.name, "must be finite; it is " + std::to_string(number));
+        if (!std::isfinite(static_cast<float>(number))) {
+          refuse(argument.name, "must be finite; it is " + std::to_string(static_cast<float>(number)) + " in float32");
+        }
         call.reals[real++] = number;
         break;
       }
