@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import glob
 import os
 import re
 import sys
@@ -107,20 +109,25 @@ class _Nvrtc:
 
     def __init__(self) -> None:
         major = _bindings_major()
+        found = _installed_version(_DISTRIBUTIONS[major])
         try:
             from cuda.bindings import nvrtc
             from cuda.pathfinder import load_nvidia_dynamic_lib
 
+            # The one that the identity names: the bindings look only in site-packages, where a build environment and
+            # PYTHONPATH are not, and take what is open already.
+            if found:
+                for library in glob.glob(os.path.join(found[1], "nvidia", "*", "lib", f"libnvrtc.so.{major}")):
+                    ctypes.CDLL(library)
             path = load_nvidia_dynamic_lib("nvrtc").abs_path
             _, *version = nvrtc.nvrtcVersion()
-        except (ImportError, RuntimeError) as error:
+        except (ImportError, OSError, RuntimeError) as error:
             raise CompilerNotFoundError(
                 f"a kernel must be compiled, and NVRTC cannot be opened: {error}. {_INSTALL}"
             ) from error
         self.nvrtc = nvrtc
         self.version = ".".join(map(str, version))
         _, self.architectures = nvrtc.nvrtcGetSupportedArchs()
-        found = _installed_version(_DISTRIBUTIONS[major])
         if (
             path
             and found
