@@ -43,11 +43,35 @@ struct NormConfig {
   static_assert(!InShared || (Chunks == 1 && RowsPerCta == 1), "shared memory holds a whole slice of one row");
 };
 
-// Within 1 ulp: one Newton step on the approximation, except where that is 0 or infinite.
-TRTC_DEVICE float rsqrt(float value) {
+// 1 / sqrt(mean + eps), unrounded: high + low.
+struct Rstd {
+  float high;
+  float low;
+};
+
+// One Newton step on the approximation, except where that is 0 or infinite.
+TRTC_DEVICE Rstd rstd_of(float sum_of_squares, float reciprocal_hidden, float eps) {
+  const float value = fused_multiply_add(sum_of_squares, reciprocal_hidden, eps);
   const float y = approximate_rsqrt(value);
   const float error = fused_multiply_add(-value * y, y, 1.0f);
-  return error == error ? fused_multiply_add(0.5f * y, error, y) : y;
+  if (error != error) return {y, 0.0f};
+  const float high = fused_multiply_add(0.5f * y, error, y);
+  return {high, fused_multiply_add(0.5f * y, error, y - high)};
+}
+
+// x * rstd * weight. Where the output is float, rounded once, so that 4 ulp hold at every length; where that meets
+// infinity times zero in its correction, as the plain product.
+template <class Output>
+TRTC_DEVICE float normalized(float x, Rstd rstd, float weight) {
+  const float product = x * rstd.high;
+  const float y = product * weight;
+  if constexpr (is_same<Output, float>) {
+    const float rest = fused_multiply_add(x, rstd.low, fused_multiply_add(x, rstd.high, -product));
+    const float corrected = fused_multiply_add(product, weight, rest * weight);
+    return corrected == corrected ? corrected : y;
+  } else {
+    return y;
+  }
 }
 
 // Brings a CTA's columns of a row to shared memory, each thread its own.
@@ -130,20 +154,25 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
           if constexpr (early_weight) weight[k].load(w + column, count, w_aligned);
         }
       }
+      // Summed by Vec, by chunk and by row: no chain of additions grows long enough to lose an ulp.
+      float chunk_squares = 0.0f;
 #pragma unroll unroll
       for (int k = 0; k < Config::steps; ++k) {
         if constexpr (in_shared) value[0].load(row_in_shared + (k * threads + thread) * N, N, true);
+        float vec_squares = 0.0f;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           const float element = value[k % held].get(i);
-          squares = fused_multiply_add(element, element, squares);
+          vec_squares = fused_multiply_add(element, element, vec_squares);
         }
+        chunk_squares += vec_squares;
       }
+      squares += chunk_squares;
     }
 
-    const float rstd = rsqrt(sum.sum(squares) * (1.0f / Config::hidden) + params.eps);
+    const Rstd rstd = rstd_of(sum.sum(squares), 1.0f / Config::hidden, params.eps);
     if constexpr (Config::has_rstd) {
-      if (thread == 0 && rank == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd;
+      if (thread == 0 && rank == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd.high;
     }
 
     // An output that no vector fits is put together in shared memory: where the row was, if elements are as wide.
@@ -169,12 +198,14 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
         Vec<Output, N> result;
 #pragma unroll
         for (int i = 0; i < N; i += 2) {
-          float low = value[k % held].get(i) * rstd;
-          float high = N == 1 ? 0.0f : value[k % held].get(i + 1) * rstd;
+          float low_weight = 1.0f;
+          float high_weight = 1.0f;
           if constexpr (Config::has_weight) {
-            low *= weight[k % held].get(i) + params.weight_offset;
-            if constexpr (N > 1) high *= weight[k % held].get(i + 1) + params.weight_offset;
+            low_weight = weight[k % held].get(i) + params.weight_offset;
+            if constexpr (N > 1) high_weight = weight[k % held].get(i + 1) + params.weight_offset;
           }
+          const float low = normalized<Output>(value[k % held].get(i), rstd, low_weight);
+          const float high = N == 1 ? 0.0f : normalized<Output>(value[k % held].get(i + 1), rstd, high_weight);
           result.set(i, low, high);
         }
         result.store(to + (column - origin), exact || column < columns);
@@ -252,19 +283,25 @@ TRTC_DEVICE void rms_norm_forward_rows(const Params& params) {
               out_bytes * row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
   const bool aligned = rows_aligned<Input, N>(x, 0, 0);
 
-  float squares[N] = {};  // several sums, so that a long row's are not one long chain
-  for (int column = thread * N; column < columns; column += Threads * N) {
-    Vec<Input, N> value;
-    value.load(x + column, columns - column, aligned);
+  // Summed by element of a Vec, by block of 32 Vecs and by row, so that no chain of additions is long.
+  constexpr int step = Threads * N;
+  float squares[N] = {};
+  for (int first = thread * N; first < columns; first += 32 * step) {
+    float block[N] = {};
+    for (int column = first; column < columns && column < first + 32 * step; column += step) {
+      Vec<Input, N> value;
+      value.load(x + column, columns - column, aligned);
 #pragma unroll
-    for (int i = 0; i < N; ++i) squares[i] = fused_multiply_add(value.get(i), value.get(i), squares[i]);
+      for (int i = 0; i < N; ++i) block[i] = fused_multiply_add(value.get(i), value.get(i), block[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) squares[i] += block[i];
   }
   RowSum<Threads, RowsPerCta, 1, Exchange::none> sum;
   sum.begin(params, 0);
-  const float mean =
-      divide(sum.sum((squares[0] + squares[1]) + (squares[2] + squares[3])), static_cast<float>(params.hidden));
-  const float rstd = rsqrt(mean + params.eps);
-  if (params.rstd != nullptr && thread == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd;
+  const Rstd rstd = rstd_of(sum.sum((squares[0] + squares[1]) + (squares[2] + squares[3])),
+                            divide(1.0f, static_cast<float>(params.hidden)), params.eps);
+  if (params.rstd != nullptr && thread == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd.high;
 
   for (int column = thread * N; column < columns; column += Threads * N) {
     Vec<Input, N> value;
@@ -274,8 +311,8 @@ TRTC_DEVICE void rms_norm_forward_rows(const Params& params) {
     float y[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      y[i] = value.get(i) * rstd;
-      if (weight_dtype != Dtype::absent) y[i] *= weight[i] + params.weight_offset;
+      y[i] = normalized<float>(value.get(i), rstd,
+                               weight_dtype != Dtype::absent ? weight[i] + params.weight_offset : 1.0f);
     }
     store_floats(y, out_dtype, out, column, columns);
   }

@@ -42,8 +42,14 @@ def out(*arguments: Any, at=BASE << 2, **options: Any) -> _native.View:
 
 REFUSED = {
     "a scalar": ({"x": view(())}, "x must have at least one dimension"),
-    "no columns": ({"x": view((4, 0)), "weight": None}, r"x must have 1 to 2\^30 elements in its last dimension; it has 0"),
-    "too many columns": ({"x": view((1, 2**30 + 1)), "weight": None}, r"x must have 1 to 2\^30 elements.*; it has 1073741825"),
+    "no columns": (
+        {"x": view((4, 0)), "weight": None},
+        r"x must have 1 to 2\^30 elements in its last dimension; it has 0",
+    ),
+    "too many columns": (
+        {"x": view((1, 2**30 + 1)), "weight": None},
+        r"x must have 1 to 2\^30 elements.*; it has 1073741825",
+    ),
     "no columns and no rows": ({"x": view((0, 0)), "weight": None}, r"x must have 1 to 2\^30 elements"),
     "x of float64": ({"x": view(dtype=FLOAT64)}, f"x must be one of {NAMES}; it is float64"),
     "x of int32": ({"x": view(dtype=INT32)}, f"x must be one of {NAMES}; it is int32"),
@@ -76,37 +82,58 @@ REFUSED = {
     ),
     "an out of another shape": ({"out": out((5, 64))}, r"out must have the shape of x, \(4, 64\); it has \(5, 64\)"),
     "an out of other columns": ({"out": out((4, 65))}, r"out must have the shape of x, \(4, 64\); it has \(4, 65\)"),
-    "an out of another rank": ({"out": out((1, 4, 64))}, r"out must have the shape of x, \(4, 64\); it has \(1, 4, 64\)"),
+    "an out of another rank": (
+        {"out": out((1, 4, 64))},
+        r"out must have the shape of x, \(4, 64\); it has \(1, 4, 64\)",
+    ),
     "an out of rank 1": ({"out": out((64,))}, r"out must have the shape of x, \(4, 64\); it has \(64,\)"),
     "a read-only out": ({"out": out(read_only=True)}, "out is read-only"),
     "expanded rows of out": ({"out": out(strides=(0, 1))}, "out has rows that overlap each other"),
     "overlapping rows of out": ({"out": out(strides=(63, 1))}, "out has rows that overlap each other"),
     "overlapping heads of out": (
-        {"x": view((4, 2, 64)), "out": out((4, 2, 64), (256, 63, 1))}, "out has rows that overlap each other",
+        {"x": view((4, 2, 64)), "out": out((4, 2, 64), (256, 63, 1))},
+        "out has rows that overlap each other",
     ),
     "overlapping outer rows of out": (
-        {"x": view((4, 2, 64)), "out": out((4, 2, 64), (127, 64, 1))}, "out has rows that overlap each other",
+        {"x": view((4, 2, 64)), "out": out((4, 2, 64), (127, 64, 1))},
+        "out has rows that overlap each other",
     ),
     "a weight of another device": (
-        {"weight": weight(device=1)}, r"weight must be on the device of x, cuda:0; it is on cuda:1",
+        {"weight": weight(device=1)},
+        r"weight must be on the device of x, cuda:0; it is on cuda:1",
     ),
     "an out of another device": ({"out": out(device=3)}, r"out must be on the device of x, cuda:0; it is on cuda:3"),
     "x without memory": ({"x": view(at=0)}, "x has elements but no memory: it is a fake or meta tensor"),
     "a weight without memory": ({"weight": weight(at=0)}, "weight has elements but no memory"),
     "an out without memory": ({"out": out(at=0)}, "out has elements but no memory"),
     "x at an odd address": ({"x": view(at=BASE + 1)}, "x must be aligned to its elements of 2 bytes"),
-    "fp32 between elements": ({"x": view(dtype=FLOAT32.id, at=BASE + 2)}, "x must be aligned to its elements of 4 bytes"),
-    "a weight at an odd address": ({"weight": weight(at=BASE + 3)}, "weight must be aligned to its elements of 2 bytes"),
+    "fp32 between elements": (
+        {"x": view(dtype=FLOAT32.id, at=BASE + 2)},
+        "x must be aligned to its elements of 4 bytes",
+    ),
+    "a weight at an odd address": (
+        {"weight": weight(at=BASE + 3)},
+        "weight must be aligned to its elements of 2 bytes",
+    ),
     "an out at an odd address": ({"out": out(at=BASE * 4 + 1)}, "out must be aligned to its elements of 2 bytes"),
     "out one element after x": ({"out": out(at=BASE + 2)}, "out must be x itself or not overlap it"),
     "out one row after x": ({"out": out(at=BASE + 128)}, "out must be x itself or not overlap it"),
     "out before x into it": ({"out": out(at=BASE - 4 * 64 * 2 + 2)}, "out must be x itself or not overlap it"),
     "out of another type on x": ({"out": out(dtype=FLOAT16.id, at=BASE)}, "out must be x itself or not overlap it"),
     "a wider out on x": ({"out": out(dtype=FLOAT32.id, at=BASE)}, "out must be x itself or not overlap it"),
-    "other strides on x": ({"x": view(strides=(128, 1)), "out": out(at=BASE)}, "out must be x itself or not overlap it"),
-    "out over an expanded x": ({"x": view(strides=(0, 1)), "out": out(at=BASE)}, "out must be x itself or not overlap it"),
+    "other strides on x": (
+        {"x": view(strides=(128, 1)), "out": out(at=BASE)},
+        "out must be x itself or not overlap it",
+    ),
+    "out over an expanded x": (
+        {"x": view(strides=(0, 1)), "out": out(at=BASE)},
+        "out must be x itself or not overlap it",
+    ),
     "out on the weight": ({"weight": weight(at=BASE << 2), "out": out()}, "out must not overlap weight"),
-    "out's end on the weight": ({"weight": weight(at=(BASE << 2) + 4 * 128 - 2), "out": out()}, "out must not overlap weight"),
+    "out's end on the weight": (
+        {"weight": weight(at=(BASE << 2) + 4 * 128 - 2), "out": out()},
+        "out must not overlap weight",
+    ),
     "the weight's end on out": ({"weight": weight(at=(BASE << 2) - 126), "out": out()}, "out must not overlap weight"),
     "in place over the weight": ({"out": view(), "weight": weight(at=BASE + 128)}, "out must not overlap weight"),
     "eps of NaN": ({"eps": float("nan")}, "eps must be finite; it is nan"),
@@ -121,8 +148,11 @@ REFUSED = {
     "out_dtype of int": ({"out_dtype": np.int32}, f"a data type must be one of {NAMES}"),
     "out_dtype of nonsense": ({"out_dtype": "nonsense"}, f"a data type must be one of {NAMES}; it is 'nonsense'"),
     "an unhashable out_dtype": ({"out_dtype": {}}, f"a data type must be one of {NAMES}"),
-    "out and another out_dtype": ({"out": out(), "out_dtype": "float32"}, "out is bfloat16 where float32 was asked for"),
-}  # fmt: skip
+    "out and another out_dtype": (
+        {"out": out(), "out_dtype": "float32"},
+        "out is bfloat16 where float32 was asked for",
+    ),
+}
 
 
 def test_a_call_without_faults_reaches_its_plan(check):
@@ -154,7 +184,8 @@ ACCEPTED = {
     "one column of any stride": {"x": view((4, 1), (3, 7)), "weight": weight((1,), (5,))},
     "the most columns": {"x": view((1, 2**30)), "weight": weight((2**30,))},
     "two strides that collapse together": {
-        "x": view((2, 3, 4, 8), (1000, 32, 8, 1)), "out": out((2, 3, 4, 8), (96, 32, 8, 1)),
+        "x": view((2, 3, 4, 8), (1000, 32, 8, 1)),
+        "out": out((2, 3, 4, 8), (96, 32, 8, 1)),
     },
     "many rows": {"x": view((2**33, 64))},
     "padded rows": {"x": view(strides=(100, 1))},
@@ -175,7 +206,11 @@ ACCEPTED = {
     "in place with strides": {"x": view(**head(0)), "out": view(**head(0))},
     "q into k": {"x": view(**head(0)), "out": view(**head(1))},
     "v into q": {"x": view(**head(2)), "out": view(**head(0))},
-    "one column beside another": {"x": view((4, 32), (64, 1)), "out": view((4, 32), (64, 1), at=BASE + 64), "weight": None},
+    "one column beside another": {
+        "x": view((4, 32), (64, 1)),
+        "out": view((4, 32), (64, 1), at=BASE + 64),
+        "weight": None,
+    },
     "out right after x": {"out": out(at=BASE + 4 * 128)},
     "out right before x": {"out": out(at=BASE - 4 * 128)},
     "out right after the weight": {"weight": weight(at=(BASE << 2) - 128), "out": out()},
@@ -236,26 +271,24 @@ def test_no_rows_need_no_plan_and_no_memory_but_an_output_of_their_shape(check, 
 
 def test_a_call_of_another_number_of_arguments_is_refused():
     for count in (0, 1, 7, 9):
-        with pytest.raises(ArgumentError, match=f"rms_norm: {len(norms._RMS_NORM.arguments)} arguments expected, {count} given"):
+        with pytest.raises(
+            ArgumentError, match=f"rms_norm: {len(norms._RMS_NORM.arguments)} arguments expected, {count} given"
+        ):
             norms._RMS_NORM.call(*[None] * count)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: finite as a double, infinite in the kernel's parameters")
 @pytest.mark.parametrize("name", ["eps", "weight_offset"])
-def test_a_number_beyond_float32_is_refused(check, name):
-    with pytest.raises(ArgumentError, match=f"{name} must be finite"):
-        check(view(), **{name: 1e300})
+@pytest.mark.parametrize("number", [1e300, -1e39, 3.5e38, 10**400])
+def test_a_number_beyond_float32_is_refused(check, name, number):
+    with pytest.raises(ArgumentError, match=f"^rms_norm: {name} must be "):
+        check(view(), **{name: number})
+    assert check(view(), **{name: 3.4e38})
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="bug: numpy's own error, not this package's")
 @pytest.mark.parametrize("dtype", ["f4,{", [("a", "f4"), ("a", "f4")]])
 def test_an_out_dtype_that_numpy_cannot_read_is_refused(check, dtype):
-    try:
+    with pytest.raises(ArgumentError, match=f"a data type must be one of {NAMES}"):
         check(view(), out_dtype=dtype)
-    except ArgumentError:
-        return
-    except ValueError as error:
-        raise ValueError("not an ArgumentError") from error
 
 
 # ---- Overlap and strides against a list of every element -----------------------------------------------------------
@@ -381,7 +414,7 @@ def host(shape=(4, 64), dtype=np.float32):
 
 @pytest.mark.parametrize("x", [None, 1.0, "x", [1.0, 2.0], (1.0,), object(), np.float32(1), {}, bytes(4)])
 def test_what_is_no_array_is_refused(x):
-    with pytest.raises(ArgumentError, match="^rms_norm: x must be an array"):
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x must be an array"):
         rms_norm(x)
 
 
@@ -411,13 +444,13 @@ def test_a_byte_swapped_array_is_refused(dtype):
 
 def test_strides_between_elements_are_refused():
     packed = np.zeros((4, 64), np.dtype([("pad", "u1"), ("x", "f4")]))["x"]
-    with pytest.raises(ArgumentError, match="^rms_norm: x must have strides that are multiples of its elements' size"):
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x must have strides that are multiples of its elements' size"):
         rms_norm(packed)
 
 
 @pytest.mark.parametrize("stream", [object(), "stream", -1, 1.5, True, [], np.float32(1)])
 def test_what_is_no_stream_is_refused(stream):
-    with pytest.raises(ArgumentError, match="^rms_norm: stream must be a handle"):
+    with pytest.raises(ArgumentError, match=r"^rms_norm: stream must be a handle"):
         rms_norm(host(), stream=stream)
 
 
@@ -431,7 +464,9 @@ def test_an_unknown_keyword_is_pythons_own_error():
 @pytest.mark.usefixtures("without_driver")
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_a_good_host_array_needs_a_driver(dtype):
-    with pytest.raises(DriverNotFoundError, match="^rms_norm: x is on the host, and is staged through a GPU: no NVIDIA driver"):
+    with pytest.raises(
+        DriverNotFoundError, match=r"^rms_norm: x is on the host, and is staged through a GPU: no NVIDIA driver"
+    ):
         rms_norm(host(dtype=dtype), host((64,), dtype))
 
 
@@ -449,14 +484,18 @@ class Dlpack:
 
 
 @pytest.mark.usefixtures("without_driver")
-@pytest.mark.parametrize("x", [Dlpack(host()), host()[::-1], host()[::2], host((64,)), host((0, 64)), host((2, 3, 4, 64))])
+@pytest.mark.parametrize(
+    "x", [Dlpack(host()), host()[::-1], host()[::2], host((64,)), host((0, 64)), host((2, 3, 4, 64))]
+)
 def test_any_array_of_the_host_is_taken_as_far_as_the_driver(x):
     with pytest.raises(DriverNotFoundError, match="staged through a GPU"):
         rms_norm(x)
 
 
 def test_an_array_of_an_unknown_device_is_refused():
-    with pytest.raises(ArgumentError, match="^rms_norm: x must be on a CUDA GPU or the host; its DLPack device type is 8"):
+    with pytest.raises(
+        ArgumentError, match=r"^rms_norm: x must be on a CUDA GPU or the host; its DLPack device type is 8"
+    ):
         rms_norm(Dlpack(host(), (8, 0)))
 
 
@@ -464,7 +503,9 @@ def test_arrays_of_two_frameworks_are_refused():
     torch = pytest.importorskip("torch")
     for x, other in ((host(), torch.ones(64)), (torch.ones(4, 64), host((64,))), (host(), Dlpack(host((64,))))):
         for name in ("weight", "out"):
-            with pytest.raises(ArgumentError, match=f"^rms_norm: {name} must be of the same framework as the .* before it"):
+            with pytest.raises(
+                ArgumentError, match=f"^rms_norm: {name} must be of the same framework as the .* before it"
+            ):
                 rms_norm(x, **{name: other})
 
 
@@ -521,13 +562,15 @@ def test_a_fake_tensor_is_refused(torch, device):
     fake = pytest.importorskip("torch._subclasses.fake_tensor")
     with fake.FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.empty(4, 64, device=device)
-    with pytest.raises(ArgumentError, match=r"^rms_norm: x is a torch\._subclasses\.fake_tensor\.FakeTensor, a subclass"):
+    with pytest.raises(
+        ArgumentError, match=r"^rms_norm: x is a torch\._subclasses\.fake_tensor\.FakeTensor, a subclass"
+    ):
         rms_norm(x)
 
 
 def test_meta_and_sparse_tensors_are_refused(torch):
     for x in (torch.ones(4, 64, device="meta"), torch.ones(4, 64).to_sparse()):
-        with pytest.raises(ArgumentError, match="^rms_norm: x (must be a strided tensor|is a tensor without memory)"):
+        with pytest.raises(ArgumentError, match=r"^rms_norm: x (must be a strided tensor|is a tensor without memory)"):
             rms_norm(x)
 
 

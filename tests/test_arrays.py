@@ -48,7 +48,9 @@ def test_data_types_of_torch_are_known():
         arrays.dtype_id(torch.float64)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", float, int, np.int32, None, 3, object(), "", ml_dtypes.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "int8", float, int, np.int32, None, 3, object(), "", ml_dtypes.float8_e5m2]
+)
 def test_another_data_type_is_refused_with_those_that_are_known(dtype):
     with pytest.raises(ArgumentError, match="a data type must be one of float32, float16, bfloat16"):
         arrays.dtype_id(dtype)
@@ -98,15 +100,10 @@ def test_another_stream_is_refused_with_what_is_accepted(stream):
         arrays.stream_handle(stream, "test")
 
 
-@pytest.mark.xfail(strict=True, raises=(TypeError, ValueError), reason="bug: Python's own error")
-@pytest.mark.parametrize("answer", [5, (0,), (0, "x"), (0, 1, 2)])
+@pytest.mark.parametrize("answer", [5, (0,), (0, "x"), (0, 1, 2), (0, None)])
 def test_a_malformed_stream_protocol_is_refused(answer):
-    try:
+    with pytest.raises(ArgumentError, match=r"^test: stream"):
         arrays.stream_handle(stream_object(__cuda_stream__=lambda self: answer), "test")
-    except ArgumentError:
-        return
-    except ValueError as error:
-        raise ValueError("not an ArgumentError") from error
 
 
 # ---- Views ---------------------------------------------------------------------------------------------------------
@@ -242,7 +239,7 @@ def test_the_capsule_is_held_as_long_as_the_view():
 
 @pytest.mark.parametrize("fault", [BufferError("locked"), RuntimeError("locked"), ValueError("locked")])
 def test_a_producer_that_refuses_is_refused_in_its_words(fault):
-    with pytest.raises(ArgumentError, match="^x gives no access to its memory: locked"):
+    with pytest.raises(ArgumentError, match=r"^x gives no access to its memory: locked"):
         arrays._Protocol("test").view(Producer(None, fault), "x", None)
 
 
@@ -259,7 +256,7 @@ def interface_of(**changes: Any) -> object:
 
 @pytest.mark.parametrize("changes", [{"typestr": "<f8"}, {"typestr": ">f4"}, {"typestr": "|V2"}, {"mask": object()}])
 def test_an_array_interface_of_another_type_or_with_a_mask_is_refused(changes):
-    with pytest.raises(ArgumentError, match="^x must have elements of <f4, <f2 and no mask"):
+    with pytest.raises(ArgumentError, match=r"^x must have elements of <f4, <f2 and no mask"):
         arrays._Protocol("test").view(interface_of(**changes), "x", None)
 
 
@@ -275,7 +272,7 @@ def test_an_array_interface_is_viewed(monkeypatch):
     arrays._Protocol("test").view(interface_of(stream=None), "x", 9)
     arrays._Protocol("test").view(interface_of(), "x", 9)
     assert len(ordered) == 1
-    with pytest.raises(ArgumentError, match="^x must have strides that are multiples"):
+    with pytest.raises(ArgumentError, match=r"^x must have strides that are multiples"):
         arrays._Protocol("test").view(interface_of(strides=(24, 6)), "x", 9)
 
 
@@ -303,7 +300,10 @@ def test_our_own_arrays_consumer_waits_for_what_makes_it_unless_it_says_not_to(m
     array = arrays.DeviceArray(FakeBuffer(), (2, 3), FLOAT32.id, 7)
     for stream, expected in ((None, [(3, 7, 1)]), (5, [(3, 7, 5)]), (-1, [])):
         ordered.clear()
-        assert array.__dlpack__(stream=stream, max_version=(1, 0), dl_device=None, copy=None)[1:] == ((2, 3), FLOAT32.id)
+        assert array.__dlpack__(stream=stream, max_version=(1, 0), dl_device=None, copy=None)[1:] == (
+            (2, 3),
+            FLOAT32.id,
+        )
         assert ordered == expected
 
 
@@ -338,7 +338,9 @@ def divide_by(tmp_path_factory):
         'extern "C" unsigned long long divisor(unsigned d) {\n'
         "  const Divisor found = divide_by(d);\n  return (unsigned long long)found.shift << 32 | found.magic;\n}\n"
     )
-    subprocess.run([compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "shim.cpp", "-o", "shim.so"], cwd=folder, check=True)
+    subprocess.run(
+        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "shim.cpp", "-o", "shim.so"], cwd=folder, check=True
+    )
     divisor = ctypes.CDLL(str(folder / "shim.so")).divisor
     divisor.restype, divisor.argtypes = ctypes.c_ulonglong, [ctypes.c_uint]
     return lambda d: (divisor(d) & 0xFFFFFFFF, divisor(d) >> 32)

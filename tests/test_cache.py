@@ -44,11 +44,13 @@ def test_an_entry_is_replaced(cache):
 
 
 def test_a_person_can_read_what_an_entry_is(cache):
-    cache.put("rms_norm_forward_bf16_h4096.sm_90", KEY, PAYLOAD, {"symbol": "rms_norm_forward_bf16_h4096", "kind": "cubin"})
+    cache.put(
+        "rms_norm_forward_bf16_h4096.sm_90", KEY, PAYLOAD, {"symbol": "rms_norm_forward_bf16_h4096", "kind": "cubin"}
+    )
     (name,) = os.listdir(cache.folder)
     assert name.startswith("rms_norm_forward_bf16_h4096.sm_90.") and name.endswith(KEY[:24])
     with open(os.path.join(cache.folder, name), "rb") as file:
-        first, header, rest = file.read().split(b"\n", 2)
+        first, _, header, rest = file.read().split(b"\n", 3)
     assert first == b"transformer_rtc cache entry 1" and rest == PAYLOAD
     assert json.loads(header)["kind"] == "cubin" and json.loads(header)["bytes"] == len(PAYLOAD)
 
@@ -60,10 +62,10 @@ def test_a_stem_never_leaves_the_folder(cache, stem):
     assert len(os.listdir(cache.folder)) == 1
 
 
-def damaged(entry: bytes, start: int, stop: int):
-    for position in range(start, stop):
+def damaged(entry: bytes):
+    for position, byte in enumerate(entry):
         for flip in (0x01, 0x20, 0x80, 0xFF):
-            yield entry[:position] + bytes([entry[position] ^ flip]) + entry[position + 1 :]
+            yield entry[:position] + bytes([byte ^ flip]) + entry[position + 1 :]
 
 
 def put_and_read(cache: DiskCache) -> tuple[str, bytes]:
@@ -78,31 +80,13 @@ def write(path: str, data: bytes) -> None:
         file.write(data)
 
 
-def test_damage_of_one_byte_never_gives_other_bytes(cache):
+def test_damage_of_any_byte_is_a_miss_that_the_next_write_replaces(cache):
     path, entry = put_and_read(cache)
-    for data in damaged(entry, 0, len(entry)):
-        write(path, data)
-        assert cache.get("kernel", KEY) in (None, PAYLOAD)
-
-
-def test_damage_of_the_format_or_the_bytes_is_a_miss_that_the_next_write_replaces(cache):
-    path, entry = put_and_read(cache)
-    payload_at = len(entry) - len(PAYLOAD)
-    cases = [*damaged(entry, 0, entry.index(b"\n") + 1), *damaged(entry, payload_at - 1, len(entry)), entry + b"\0"]
-    for data in cases:
+    for data in (*damaged(entry), entry + b"\0"):
         write(path, data)
         assert cache.get("kernel", KEY) is None, data
-        cache.put("kernel", KEY, PAYLOAD, {})
-        assert cache.get("kernel", KEY) == PAYLOAD
-
-
-@pytest.mark.xfail(strict=True, reason="bug: the digest covers the bytes, not what the header says of them")
-def test_damage_of_the_header_is_a_miss(cache):
-    path, entry = put_and_read(cache)
-    start = entry.index(b"\n") + 1
-    for data in damaged(entry, start, len(entry) - len(PAYLOAD)):
-        write(path, data)
-        assert cache.get("kernel", KEY) is None, data
+    cache.put("kernel", KEY, PAYLOAD, {})
+    assert cache.get("kernel", KEY) == PAYLOAD
 
 
 def test_an_entry_cut_short_anywhere_is_a_miss_that_the_next_write_replaces(cache):
@@ -225,5 +209,14 @@ def test_two_processes_share_a_folder(cache):
 
 def test_a_digest_depends_on_every_part_and_not_on_their_order():
     assert digest({"a": 1, "b": [2, 3]}) == digest({"b": [2, 3], "a": 1})
-    different = [{"a": 1}, {"a": "1"}, {"a": 1, "b": 2}, {"b": 1}, {"a": [1]}, {"a": {"1": 1}}, {"a": "12"}, {"a": ["1", "2"]}]
+    different = [
+        {"a": 1},
+        {"a": "1"},
+        {"a": 1, "b": 2},
+        {"b": 1},
+        {"a": [1]},
+        {"a": {"1": 1}},
+        {"a": "12"},
+        {"a": ["1", "2"]},
+    ]
     assert len({digest(parts) for parts in different}) == len(different)

@@ -129,7 +129,9 @@ def test_a_launch_has_a_workspace_exactly_where_its_kernel_has_a_field_for_it():
 def test_the_text_of_parameters_has_the_size_and_the_offsets_that_packing_has():
     fields = tuple(
         Field(f"{kind}_{i}", kind)
-        for i, kind in enumerate(("int32", "pointer", "float32", "int64", "uint32", "int32", "float32", "pointer", "int32"))
+        for i, kind in enumerate(
+            ("int32", "pointer", "float32", "int64", "uint32", "int32", "float32", "pointer", "int32")
+        )
     )
     params = Params(fields)
     text = TextSpec("", "kernel", fields).program

@@ -50,7 +50,8 @@ def dtype_id(dtype: object) -> int:
     name = str(dtype).rsplit(".", 1)[-1]
     if name not in _BY_NAME:
         try:
-            name = np.dtype(dtype).name  # type: ignore[call-overload]
+            found = np.dtype(dtype)  # type: ignore[call-overload]
+            name = found.name if found.isnative else ""
         except Exception:  # numpy parses what it is given, and fails in many ways
             name = ""
     if name not in _BY_NAME:
@@ -186,7 +187,9 @@ class _Torch(_Framework):
         if stream == cuda.current_stream(device).cuda_stream:
             yield
         else:
-            with cuda.stream(cuda.ExternalStream(stream, device=device)):
+            # torch's own name for the legacy default stream: it would take a null handle for a stream of its pool.
+            external = stream not in (0, 1)
+            with cuda.stream(cuda.ExternalStream(stream, device=device) if external else cuda.default_stream(device)):
                 yield
 
     def empty(self, shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
@@ -227,9 +230,11 @@ class _Cupy(_Framework):
 
 class _Numpy(_Framework):
     def view(self, array: Any, argument: str, stream: int | None) -> RawView:
-        dtype = _dtype_of(array.dtype, argument)
+        if isinstance(array, np.ma.MaskedArray):
+            raise ArgumentError(f"{argument} must have no mask; pass its .filled()")
         if not array.dtype.isnative:
             raise ArgumentError(f"{argument} must have the machine's byte order; it is {array.dtype.str}")
+        dtype = _dtype_of(array.dtype, argument)
         strides = _element_strides(array.strides, array.shape, array.itemsize, argument)
         return RawView(array.ctypes.data, array.shape, strides, dtype, _CPU, 0, not array.flags.writeable)
 
@@ -279,7 +284,10 @@ class _Protocol(_Framework):
     def place(self, array: Any, argument: str) -> tuple[int, int]:
         if not hasattr(array, "__dlpack__"):
             return super().place(array, argument)
-        device_type, device = array.__dlpack_device__()
+        try:
+            device_type, device = array.__dlpack_device__()
+        except (AttributeError, BufferError, RuntimeError, ValueError, TypeError) as error:
+            raise ArgumentError(f"{argument} gives no access to its memory: {error}") from error
         return int(device_type), int(device)
 
     def view(self, array: Any, argument: str, stream: int | None) -> RawView:
@@ -334,7 +342,8 @@ _in_flight: deque[tuple[_native.Event, list[object]]] = deque()
 
 class _Jax(_Protocol):
     def place(self, array: Any, argument: str) -> tuple[int, int]:
-        if not hasattr(array, "unsafe_buffer_pointer"):
+        # A tracer answers hasattr with what its array would have.
+        if isinstance(array, sys.modules["jax"].core.Tracer):
             raise ArgumentError(f"{argument} is a JAX tracer: call this operator outside of jit, vmap and grad")
         return super().place(array, argument)
 
@@ -391,7 +400,7 @@ def stream_handle(stream: object, operator: str) -> int:
         answer = protocol() if callable(protocol) else protocol
         if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0 and isinstance(answer[1], int):
             return answer[1]
-    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+    if isinstance(stream, int) and not isinstance(stream, bool) and 0 <= stream < 2**64:
         return stream
     for attribute in ("cuda_stream", "ptr"):
         handle = getattr(stream, attribute, None)

@@ -8,24 +8,28 @@ what is damaged, cut short or another key's is a miss, and the next write replac
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import secrets
 import warnings
 from collections.abc import Mapping
 
 _FORMAT = b"transformer_rtc cache entry 1\n"
 
 
+def _sha256(content: bytes) -> str:
+    import hashlib  # opens OpenSSL: not at import
+
+    return hashlib.sha256(content).hexdigest()
+
+
 def digest(parts: Mapping[str, object]) -> str:
     """Return the key of everything that an entry depends on: SHA-256 of its JSON, in hexadecimal."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return _sha256(json.dumps(parts, sort_keys=True).encode())
 
 
 def _digest_line(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode() + b"\n"
+    return _sha256(content).encode() + b"\n"
 
 
 class DiskCache:
@@ -79,7 +83,7 @@ class DiskCache:
             return
         content = json.dumps({**about, "key": key, "bytes": len(payload)}).encode() + b"\n" + payload
         path = self.path(stem, key)
-        beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+        beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import glob
 import os
 import re
 import sys
@@ -22,8 +20,11 @@ OPTIONS = ("--std=c++17", "--fmad=false")
 _DISTRIBUTIONS = {"12": "nvidia_cuda_nvrtc_cu12", "13": "nvidia_cuda_nvrtc"}
 _INSTALL = "pip install 'transformer_rtc[cu12]' (or [cu13] for a driver of CUDA 13)"
 
-# These make NVRTC read files that no cache key sees.
-_FILE_OPTIONS = re.compile(r"\s*(-I|--?(include-path|pre-include|include|(use-|create-)?pch))")
+# These make NVRTC read files that no cache key sees, or make something else than the machine code that is asked for.
+_REFUSED_OPTIONS = re.compile(
+    r"\s*(-I|--?(include-path|pre-include|include|(use-|create-)?pch|gpu-architecture|arch|dlto))"
+)
+_ABSOLUTE_INCLUDE = re.compile(r'^\s*#\s*include\s*["<]/', re.MULTILINE)
 
 
 class Compiled(NamedTuple):
@@ -111,6 +112,9 @@ class _Nvrtc:
         major = _bindings_major()
         found = _installed_version(_DISTRIBUTIONS[major])
         try:
+            import ctypes
+            import glob
+
             from cuda.bindings import nvrtc
             from cuda.pathfinder import load_nvidia_dynamic_lib
 
@@ -200,11 +204,18 @@ def compile_program(
     CompilerNotFoundError
         If NVRTC is not installed.
     ArgumentError
-        If an option names files.
+        If an option or an include names files, or an option replaces the target.
     """
     for option in options:
-        if _FILE_OPTIONS.match(option):
-            raise ArgumentError(f"{symbol}: the option {option} makes NVRTC read files; pass their text as headers")
+        if _REFUSED_OPTIONS.match(option):
+            raise ArgumentError(
+                f"{symbol}: the option {option} makes NVRTC read files that no cache key sees, or make other code than "
+                f"is asked for"
+            )
+    if _ABSOLUTE_INCLUDE.search(program):
+        raise ArgumentError(
+            f"{symbol} includes a file by its path, which no cache key sees; put its text into the program"
+        )
     opened = _open()
     nvrtc, known = opened.nvrtc, opened.architectures
     newest = max((other for other in known if other <= architecture), default=architecture)

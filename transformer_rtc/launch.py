@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import _native
-from .errors import ArgumentError, LaunchError
+from .errors import ArgumentError, DriverError, LaunchError
 from .spec import ARCHITECTURES, DeviceLimits, Params
 
 __all__ = ["Dim3", "Kernel", "LaunchConfig", "device_limits"]
@@ -63,6 +63,8 @@ class Kernel:
         self.params = params
         self.device = device
         self.function = _native.Function(device, image, symbol)
+        # What a launch may have without asking; static shared memory is part of it.
+        self._free_dynamic_shared = _DEFAULT_DYNAMIC_SHARED - self.static_shared_memory
         loaded = self.function.parameter_bytes() if params.fields else -1
         if loaded not in (-1, params.size):
             raise LaunchError(f"{symbol} takes {loaded} bytes of parameters, and its fields describe {params.size}")
@@ -108,6 +110,8 @@ class Kernel:
 
     def max_active_clusters(self, block: Dim3, cluster: Dim3, dynamic_shared_memory: int = 0) -> int:
         """Return how many clusters the device can hold together."""
+        if cluster[0] * cluster[1] * cluster[2] > _PORTABLE_CLUSTER:
+            self.function.set_attribute(_NON_PORTABLE_CLUSTER, 1)
         return self.function.max_active_clusters(block, cluster, dynamic_shared_memory)
 
     def prepare(self, config: LaunchConfig) -> int:
@@ -118,13 +122,15 @@ class Kernel:
         LaunchError
             If not one cluster, or for a cooperative launch not one CTA, can be resident.
         """
-        if config.dynamic_shared_memory + self.static_shared_memory > _DEFAULT_DYNAMIC_SHARED:
+        # Never lowered: another thread's launch may need what is set.
+        if config.dynamic_shared_memory > self.max_dynamic_shared_memory:
             self.max_dynamic_shared_memory = config.dynamic_shared_memory
         size = config.cluster[0] * config.cluster[1] * config.cluster[2]
         if size > 1:
-            if size > _PORTABLE_CLUSTER:
-                self.function.set_attribute(_NON_PORTABLE_CLUSTER, 1)
-            resident = size * self.max_active_clusters(config.block, config.cluster, config.dynamic_shared_memory)
+            try:
+                resident = size * self.max_active_clusters(config.block, config.cluster, config.dynamic_shared_memory)
+            except DriverError:  # larger than any cluster of this device
+                resident = 0
         else:
             per_multiprocessor = self.max_active_ctas(config.block, config.dynamic_shared_memory)
             resident = per_multiprocessor * _native.device_attribute(self.device, _MULTIPROCESSORS)
@@ -157,7 +163,11 @@ class Kernel:
         packed = params if isinstance(params, bytes) else self.params.pack(**params)
         if len(packed) != self.params.size:
             raise ArgumentError(f"{self.symbol} takes {self.params.size} bytes of parameters; {len(packed)} were given")
-        if config.cooperative or config.cluster != (1, 1, 1) or config.dynamic_shared_memory > _DEFAULT_DYNAMIC_SHARED:
+        if (
+            config.cooperative
+            or config.cluster != (1, 1, 1)
+            or config.dynamic_shared_memory > self._free_dynamic_shared
+        ):
             resident = self.prepare(config)
             ctas = config.grid[0] * config.grid[1] * config.grid[2]
             if config.cooperative and ctas > resident:

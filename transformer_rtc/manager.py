@@ -8,8 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from . import compiler, sources, static
 from .cache import DiskCache, digest
@@ -67,31 +66,50 @@ class CompileFunction(Protocol):
     ) -> compiler.Compiled: ...
 
 
+class _Made:
+    """A value, or the error of making it, once it is there."""
+
+    def __init__(self) -> None:
+        self.there = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
 class _Once:
     """Makes each value once, however many threads ask; others are not blocked meanwhile. A failure is not kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: dict[Hashable, Future[object]] = {}
+        self._made: dict[Hashable, _Made] = {}
 
     def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        with self._lock:
-            future = self._values.get(key)
-            mine = future is None
-            if future is None:
-                future = self._values[key] = Future()
-        if mine:
-            try:
-                future.set_result(make())
-            except BaseException as error:
-                with self._lock:
-                    del self._values[key]
-                future.set_exception(error)
-        return future.result()  # type: ignore[return-value]
+        while True:
+            with self._lock:
+                made = self._made.get(key)
+                mine = made is None
+                if made is None:
+                    made = self._made[key] = _Made()
+            if mine:
+                try:
+                    made.value = make()
+                except BaseException as error:
+                    made.error = error
+                    with self._lock:
+                        del self._made[key]
+                    raise
+                finally:
+                    made.there.set()
+            made.there.wait()
+            if made.error is None:
+                value: _T = made.value
+                return value
+            # Whoever waited gets the failure too, but not another thread's interrupt.
+            if isinstance(made.error, Exception):
+                raise made.error
 
     def __contains__(self, key: Hashable) -> bool:
-        future = self._values.get(key)
-        return future is not None and future.done()
+        made = self._made.get(key)
+        return made is not None and made.there.is_set() and made.error is None
 
 
 class KernelManager:
@@ -128,7 +146,12 @@ class KernelManager:
     def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call `callback` for every compile and load from now on; what is returned stops that."""
         self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
+
+        def stop() -> None:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+        return stop
 
     def get(self, spec: KernelSpec, device: int) -> Kernel:
         """Return a kernel on a device: from memory, else from disk, else compiled.

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
-from pathlib import Path
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-
-
-def _folders() -> tuple[Path, ...]:
-    here = Path(__file__).resolve().parent
-    # Beside this file in a wheel; beside the package in a source tree.
-    return tuple(
-        here / name if (here / name).is_dir() else here.parent / name for name in ("headers", "kernel_sources")
-    )
 
 
 @cache
 def texts() -> dict[str, str]:
     """Return every header and kernel source by its name."""
-    return {
-        path.name: path.read_text(encoding="utf-8")
-        for folder in _folders()
-        for path in sorted(folder.iterdir())
-        if path.suffix in (".cu", ".cuh")
-    }
+    here = os.path.dirname(os.path.realpath(__file__))
+    found = {}
+    for name in ("headers", "kernel_sources"):
+        # Beside this file in a wheel; beside the package in a source tree.
+        folder = os.path.join(here, name)
+        if not os.path.isdir(folder):
+            folder = os.path.join(os.path.dirname(here), name)
+        for file in sorted(os.listdir(folder)):
+            if file.endswith((".cu", ".cuh")):
+                with open(os.path.join(folder, file), encoding="utf-8") as text:
+                    found[file] = text.read()
+    return found
 
 
 def included(program: str) -> dict[str, str]:

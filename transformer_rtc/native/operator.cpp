@@ -342,7 +342,7 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
         refuse(argument.name, "must have the shape of " + arguments_[0].name + ", " + x.shape_text() + "; it has " +
                                   view.shape_text());
       }
-      if (columns > 1 && view.stride(view.ndim - 1) != 1) {
+      if (columns > 1 && view.size() > 0 && view.stride(view.ndim - 1) != 1) {
         refuse(argument.name, "must be contiguous in its last dimension; there its stride is " +
                                   std::to_string(view.stride(view.ndim - 1)) + ": pass " + argument.name +
                                   ".contiguous()");
