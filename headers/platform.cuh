@@ -13,7 +13,7 @@ static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8,
 
 #define TRTC_DEVICE __device__ __forceinline__
 #define TRTC_ENTRY extern "C" __global__
-#define TRTC_LAUNCH_BOUNDS(threads) __launch_bounds__(threads)
+#define TRTC_LAUNCH_BOUNDS(...) __launch_bounds__(__VA_ARGS__)
 #define TRTC_PARAMETER const __grid_constant__
 
 // Kernels test this, never the compiler's own macro: 90 for sm_90.

@@ -109,8 +109,10 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
   // it.
   constexpr bool early_weight =
       Config::has_weight && one_chunk && !in_shared && Config::steps * N * sizeof(Weight) <= 64;
+  // Vecs of the weight that are on their way while others are used, the first ones while the sum is exchanged: hides
+  // the L2 cache's latency.
+  constexpr int in_flight = Config::steps == 8 && !Sum::repeats ? 4 : 2;
   constexpr int held = in_shared ? 1 : Config::steps;  // Vecs in registers
-  constexpr int unroll = in_shared ? 4 : Config::steps;
 
   TRTC_DYNAMIC_SHARED(char, staging);
   Input* row_in_shared = reinterpret_cast<Input*>(staging);
@@ -156,7 +158,7 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
       }
       // Summed by Vec, by chunk and by row: no chain of additions grows long enough to lose an ulp.
       float chunk_squares = 0.0f;
-#pragma unroll unroll
+#pragma unroll
       for (int k = 0; k < Config::steps; ++k) {
         if constexpr (in_shared) value[0].load(row_in_shared + (k * threads + thread) * N, N, true);
         float vec_squares = 0.0f;
@@ -170,6 +172,14 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
       squares += chunk_squares;
     }
 
+    Vec<Weight, N> ahead[in_flight];
+    if constexpr (in_shared && Config::has_weight) {
+#pragma unroll
+      for (int k = 0; k < in_flight; ++k) {
+        const int column = (k * threads + thread) * N;
+        ahead[k].load(w + column, exact ? N : columns - column, w_aligned);
+      }
+    }
     const Rstd rstd = rstd_of(sum.sum(squares), 1.0f / Config::hidden, params.eps);
     if constexpr (Config::has_rstd) {
       if (thread == 0 && rank == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd.high;
@@ -185,7 +195,7 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
     for (int first = 0; first < Config::slice; first += Config::chunk) {
       Output* to = out_aligned ? out : out_in_shared;
       const int origin = out_aligned ? 0 : first;
-#pragma unroll unroll
+#pragma unroll
       for (int k = 0; k < Config::steps; ++k) {
         const int column = first + (k * threads + thread) * N;
         const int count = exact ? N : columns - column;
@@ -194,7 +204,13 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
         } else if constexpr (!one_chunk) {
           value[k].load(x + column, count, x_aligned);
         }
-        if constexpr (Config::has_weight && !early_weight) weight[k % held].load(w + column, count, w_aligned);
+        if constexpr (Config::has_weight && in_shared) {
+          weight[0] = ahead[k % in_flight];
+          const int next = column + in_flight * threads * N;
+          if (k + in_flight < Config::steps) ahead[k % in_flight].load(w + next, exact ? N : columns - next, w_aligned);
+        } else if constexpr (Config::has_weight && !early_weight) {
+          weight[k].load(w + column, count, w_aligned);
+        }
         Vec<Output, N> result;
 #pragma unroll
         for (int i = 0; i < N; i += 2) {

@@ -62,27 +62,31 @@ _ONE_CTA = (
     (4096, 4, 1, True),  # hidden 32768: 0.972, hidden 16384: 0.970
 )
 
-# The same for rows that CTAs share: (at most, CTAs). Two CTAs were slower than one or four at every size.
+# Rows that several CTAs share: (CTAs, threads of each, steps), the first one that holds the row. Two CTAs were slower
+# than one or four at every size, and a cluster of 16 leaves an eighth of the multiprocessors without one.
 _SHARED_ROW = (
-    (16384, 4),  # hidden 65536: 0.938, hidden 32768: 0.947; twice that: 0.888, 0.909
-    (32768, 8),  # hidden 262144: 0.838, hidden 131072: 0.847
-    (1 << 60, 16),  # hidden 262144 in float32: 0.76
+    (4, 512, 4),  # hidden 65536: 0.974, hidden 32768: 0.962
+    (4, 512, 8),  # hidden 131072: 0.949, hidden 65536: 0.970
+    (4, 1024, 8),  # hidden 262144: 0.876
+    (8, 512, 8),
+    (16, 512, 8),  # hidden 262144 in float32: 0.835
+    (16, 1024, 8),
 )
 
 
-def configure(hidden: int, widest: int, limits: DeviceLimits) -> NormConfig:
+def configure(hidden: int, input_bytes: int, output_bytes: int, limits: DeviceLimits) -> NormConfig:
     """Choose how rows are divided.
 
     Parameters
     ----------
     hidden : int
         Columns.
-    widest : int
-        Bytes of the wider of input and output elements.
+    input_bytes, output_bytes : int
+        Of an element.
     limits : DeviceLimits
         Of the device.
     """
-    vector = min(16 // widest, _power_of_two(hidden))
+    vector = min(16 // max(input_bytes, output_bytes), _power_of_two(hidden))
     vectors = math.ceil(hidden / vector)
     if vectors <= 32:
         threads = _power_of_two(vectors)
@@ -91,16 +95,17 @@ def configure(hidden: int, widest: int, limits: DeviceLimits) -> NormConfig:
         if vectors <= most:
             return NormConfig(_threads(vectors, steps), rows, vector, steps, in_shared=in_shared)
     clusters = limits.max_cluster_size > 1
-    ctas = next(count for most, count in _SHARED_ROW if vectors <= most)
-    ctas = min(ctas, limits.max_cluster_size) if clusters else ctas
-    share = math.ceil(vectors / ctas)
-    for threads, steps in ((512, 4), (512, 8), (1024, 8)):
-        # Twice 16 bytes where input and output elements differ in size.
-        if share <= threads * steps and 2 * threads * steps * 16 <= limits.shared_memory_per_cta:
+    most_ctas = limits.max_cluster_size if clusters else 16
+    for ctas, threads, steps in _SHARED_ROW:
+        share = math.ceil(vectors / ctas)
+        # Two rows where input and output elements differ in size, beside 1 KiB of static and the system's own.
+        fits = threads * steps * vector * (input_bytes + output_bytes * (input_bytes != output_bytes)) + 2048
+        if ctas <= most_ctas and share <= threads * steps and fits <= limits.shared_memory_per_cta:
             return NormConfig(_threads(share, steps), 1, vector, steps, ctas, clusters, in_shared=True)
     # Too long to be held: chunks of four vectors a thread, read twice.
+    share = math.ceil(vectors / most_ctas)
     chunks = math.ceil(share / (1024 * 4))
-    return NormConfig(_threads(math.ceil(share / chunks), 4), 1, vector, 4, ctas, clusters)
+    return NormConfig(_threads(math.ceil(share / chunks), 4), 1, vector, 4, most_ctas, clusters)
 
 
 def _threads(vectors: int, steps: int) -> int:
@@ -192,11 +197,16 @@ class NormSpec(KernelSpec):
             f"trtc::Exchange::{self.exchange}",
             str(config.in_shared).lower(),
         )
+        bounds = str(config.threads_per_row * config.rows_per_cta)
+        if self.exchange == "grid":
+            bounds += (
+                ", 1"  # else the compiler spills to fit one more CTA, and the grid is held back by its barrier anyway
+            )
         return (
             '#include "norms.cu"\n\n'
             f"{self.params.text('Params')}\n"
             f"using Config = trtc::NormConfig<{', '.join(map(str, parameters))}>;\n\n"
-            f"TRTC_ENTRY TRTC_LAUNCH_BOUNDS({config.threads_per_row * config.rows_per_cta}) void {self.symbol}("
+            f"TRTC_ENTRY TRTC_LAUNCH_BOUNDS({bounds}) void {self.symbol}("
             "TRTC_PARAMETER Params params) {\n"
             f"  trtc::{self.operator}<Config>(params);\n"
             "}\n"
@@ -247,7 +257,7 @@ def norm_spec(
     x: DType, weight: DType | None, out: DType, hidden: int, limits: DeviceLimits, rstd: bool = False
 ) -> NormSpec:
     """Return the kernel of `rms_norm` for arrays of these types."""
-    config = configure(hidden, max(x.bytes, out.bytes), limits)
+    config = configure(hidden, x.bytes, out.bytes, limits)
     return NormSpec("rms_norm_forward", x, weight, out, rstd, hidden, config)
 
 
