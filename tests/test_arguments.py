@@ -72,6 +72,10 @@ REFUSED = {
     "expanded columns": ({"x": view(strides=(64, 0))}, "x must be contiguous in its last dimension.*stride is 0"),
     "strided columns of out": ({"out": out(strides=(128, 2))}, r"out must be contiguous.*pass out\.contiguous\(\)"),
     "three strides": ({"x": view((2, 3, 4, 64), (8192, 1024, 100, 1))}, "x must have leading dimensions.*two strides"),
+    "five strides": (
+        {"x": view((2, 2, 2, 2, 64), (0, 1000, 640, 0, 1))},
+        "x must have leading dimensions that collapse to at most two strides",
+    ),
     "three strides of out": (
         {"x": view((2, 3, 4, 64)), "out": out((2, 3, 4, 64), (8192, 1024, 100, 1))},
         "x and out must have leading dimensions that collapse to at most two strides.*pass a contiguous array",

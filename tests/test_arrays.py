@@ -295,9 +295,18 @@ def test_our_own_array_speaks_the_protocols_that_can_name_its_type(dtype, typest
 
 def test_our_own_arrays_consumer_waits_for_what_makes_it_unless_it_says_not_to(monkeypatch):
     ordered = []
-    monkeypatch.setattr(_native, "order_streams", lambda *streams: ordered.append(streams))
+
+    class FakeEvent:
+        def __init__(self, *moment):
+            self.moment = moment
+
+        def precede(self, stream):
+            ordered.append((*self.moment, stream))
+
+    monkeypatch.setattr(_native, "Event", FakeEvent)
     monkeypatch.setattr(_native, "to_dlpack", lambda *arguments: arguments)
     array = arrays.DeviceArray(FakeBuffer(), (2, 3), FLOAT32.id, 7)
+    arrays._Protocol("test").finish((array,), 7, [])
     for stream, expected in ((None, [(3, 7, 1)]), (5, [(3, 7, 5)]), (-1, [])):
         ordered.clear()
         assert array.__dlpack__(stream=stream, max_version=(1, 0), dl_device=None, copy=None)[1:] == (

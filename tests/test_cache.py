@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -220,3 +221,11 @@ def test_a_digest_depends_on_every_part_and_not_on_their_order():
         {"a": ["1", "2"]},
     ]
     assert len({digest(parts) for parts in different}) == len(different)
+
+
+@pytest.mark.parametrize("header", [b"no JSON", b"[]", b"{}", b"null", b'"key"'])
+def test_a_foreign_entry_with_a_right_digest_is_a_miss(cache, header):
+    path = put_and_read(cache)[0]
+    content = header + b"\npayload"
+    write(path, b"transformer_rtc cache entry 1\n" + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    assert cache.get("kernel", KEY) is None

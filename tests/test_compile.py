@@ -14,7 +14,8 @@ from cases import CASES, FAMILY, FLOATS, compiled_cases
 
 from transformer_rtc import compiler, sources, static
 from transformer_rtc.errors import ArgumentError, CompileError, CompilerNotFoundError
-from transformer_rtc.spec import ARCHITECTURES
+from transformer_rtc.ops import norms
+from transformer_rtc.spec import ARCHITECTURES, FLOAT32
 
 EMPTY = 'extern "C" __global__ void kernel() {}'
 _CONSTANT_BASE = 352  # bytes of constant bank 0 before the parameters, on sm_80 and sm_89
@@ -371,3 +372,14 @@ def test_other_threads_run_while_nvrtc_compiles():
         longest, last = max(longest, now - last), now
     # With the GIL held, this thread would have stood still for all of it.
     assert longest < seconds[-1] / 2
+
+
+@pytest.mark.parametrize("most", (8, 4, 2, 1))
+@pytest.mark.parametrize("hidden", (40000, 524288, 1048577))
+def test_fewer_ctas_that_can_wait_for_each_other_still_hold_every_row(most, hidden):
+    # A small GPU, or a part of one: a plan is made again with half as many until they are resident.
+    limits = ARCHITECTURES[80]._replace(max_ctas_per_row=most)
+    spec = norms.norm_spec(FLOAT32, FLOAT32, FLOAT32, hidden, limits)
+    assert spec.config.ctas_per_row <= most
+    assert spec.config.ctas_per_row > 1 or spec.exchange == "none"
+    compiler.compile_program(spec.symbol, spec.program, sources.included(spec.program), (), 80)

@@ -15,7 +15,7 @@ import pytest
 from transformer_rtc import settings as settings_module
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import Compiled
-from transformer_rtc.errors import CompileError, SettingsError, UnexpectedCompileError
+from transformer_rtc.errors import CompileError, SettingsError, TransformerRtcError, UnexpectedCompileError
 from transformer_rtc.manager import KernelManager
 from transformer_rtc.spec import ARCHITECTURES, Field, TextSpec
 
@@ -381,3 +381,18 @@ def test_import_adds_little_to_numpys():
     milliseconds = [1e3 * float(run_python(script)) for _ in range(9)]
     # The target is 30. Noise only adds, so the best counts; twice as much is for slow and shared machines.
     assert min(milliseconds) < 60, milliseconds
+
+
+def test_a_callback_that_asks_for_the_kernel_it_is_told_of_is_an_error_and_no_deadlock(make):
+    manager = make()
+    failures = []
+
+    def callback(event):
+        try:
+            manager.get(FIRST, 0)
+        except TransformerRtcError as error:
+            failures.append(str(error))
+
+    manager.on_event(callback)
+    in_threads(1, lambda _: manager.get(FIRST, 0))
+    assert failures and all("a callback asked" in failure for failure in failures)

@@ -30,7 +30,9 @@ def test_rounding_to_nearest_is_at_most_half_an_ulp_also_below_the_normal_number
     exact = rng.uniform(1, 2, 20_000) * 2.0 ** rng.integers(lowest - 3, highest + 1, 20_000)
     with np.errstate(over="ignore"):
         rounded = exact.astype(reference.NUMPY_TYPES[dtype])
-    assert 0.4 < reference.ulps(rounded, exact, dtype).max() <= 0.5
+    # ml_dtypes rounds to bfloat16 twice, through float32: half an ulp of that is 2^-17 of one here.
+    twice = 2.0**-16 if dtype is BFLOAT16 else 0.0
+    assert 0.4 < reference.ulps(rounded, exact, dtype).max() <= 0.5 + twice
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.symbol)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -256,21 +257,26 @@ class DeviceArray:
 
     def __init__(self, buffer: _native.Buffer, shape: tuple[int, ...], dtype: int, stream: int) -> None:
         self.shape, self.device, self.dtype = shape, buffer.device, _native.dtype_name(dtype)
-        self._buffer, self._dtype, self._stream = buffer, dtype, stream
+        self._buffer, self._dtype = buffer, dtype
+        self._made: _native.Event | None = None
         for typestr, known in _TYPESTRS.items():
             if known == dtype:
-                data = (buffer.pointer, False)
                 self.__cuda_array_interface__ = {
-                    "shape": shape, "typestr": typestr, "data": data, "strides": None, "stream": stream, "version": 3
+                    "shape": shape, "typestr": typestr, "data": (buffer.pointer, False), "strides": None,
+                    "stream": stream or 1, "version": 3,
                 }  # fmt: skip
+
+    def made_on(self, stream: int) -> None:
+        """Remember when the work that makes the array is done: what is on a stream now."""
+        self._made = _native.Event(self.device, stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CUDA, self.device
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
         """Return a DLPack capsule; `stream` waits for the work that makes the array."""
-        if stream != -1:
-            _native.order_streams(self.device, self._stream, 1 if stream is None else stream)
+        if stream != -1 and self._made is not None:
+            self._made.precede(1 if stream is None else stream)
         return _native.to_dlpack(self._buffer, self.shape, self._dtype)
 
 
@@ -299,10 +305,10 @@ class _Protocol(_Framework):
                     capsule = array.__dlpack__(stream=waiting, max_version=(1, 0))
                 except TypeError:  # a producer of the protocol's first version
                     capsule = array.__dlpack__(stream=waiting)
+                view = RawView(*_native.read_dlpack(capsule))
             except (BufferError, RuntimeError, ValueError, TypeError) as error:
                 raise ArgumentError(f"{argument} gives no access to its memory: {error}") from error
             self._held.append(capsule)
-            view = RawView(*_native.read_dlpack(capsule))
             if view.dtype not in DTYPES:
                 raise ArgumentError(
                     f"{argument} must be one of {', '.join(_BY_NAME)}; it is {_native.dtype_name(view.dtype)}"
@@ -335,9 +341,16 @@ class _Protocol(_Framework):
         buffer = _native.Buffer(device, math.prod(shape) * size)
         return DeviceArray(buffer, shape, dtype, self._stream), buffer.pointer
 
+    def finish(self, outputs: tuple[Any, ...], stream: int, arrays: list[object]) -> tuple[Any, ...]:
+        for output in outputs:
+            if isinstance(output, DeviceArray):
+                output.made_on(stream)
+        return outputs
+
 
 # What calls on a stream of our own read, until they are done.
 _in_flight: deque[tuple[_native.Event, list[object]]] = deque()
+_in_flight_lock = threading.Lock()
 
 
 class _Jax(_Protocol):
@@ -355,9 +368,12 @@ class _Jax(_Protocol):
 
     def finish(self, outputs: tuple[Any, ...], stream: int, arrays: list[object]) -> tuple[Any, ...]:
         # JAX may reuse an input's memory as soon as nobody holds it, whatever a stream of ours still does.
-        while _in_flight and _in_flight[0][0].done():
-            _in_flight.popleft()
-        _in_flight.append((_native.Event(outputs[0].device, stream), arrays))
+        event = _native.Event(outputs[0].device, stream)
+        with _in_flight_lock:
+            while _in_flight and _in_flight[0][0].done():
+                _in_flight.popleft()
+            _in_flight.append((event, [*arrays, *self._held]))
+        outputs = super().finish(outputs, stream, arrays)
         from_dlpack = sys.modules["jax"].dlpack.from_dlpack
         return tuple(from_dlpack(output) for output in outputs)
 

@@ -65,7 +65,10 @@ class DiskCache:
         if expected != _digest_line(content):
             return None
         header, _, payload = content.partition(b"\n")
-        return payload if json.loads(header)["key"] == key else None
+        try:
+            return payload if json.loads(header)["key"] == key else None
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def put(self, stem: str, key: str, payload: bytes, about: Mapping[str, object]) -> None:
         """Write an entry. A folder that cannot be made or written costs one warning, and no more is written.

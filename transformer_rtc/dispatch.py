@@ -149,10 +149,10 @@ class Operator:
             try:
                 return self._native_plan(kernel, rule)
             except LaunchError:
-                # A part of a GPU may hold no cluster as large as the architecture's largest.
-                if not rule.clusters:
+                # A small GPU, or a part of one, may not hold so many CTAs together.
+                if rule.ctas_per_row == 1:
                     raise
-                limits = limits._replace(max_cluster_size=rule.ctas_per_row // 2)
+                limits = limits._replace(max_ctas_per_row=rule.ctas_per_row // 2)
 
     def _native_plan(self, kernel: Kernel, rule: LaunchRule) -> _native.Plan:
         cooperative = rule.ctas_per_row > 1 and not rule.clusters

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from . import compiler, sources, static
 from .cache import DiskCache, digest
-from .errors import SettingsError, UnexpectedCompileError
+from .errors import SettingsError, TransformerRtcError, UnexpectedCompileError
 from .launch import Kernel, device_limits
 from .settings import Settings, settings
 from .spec import Field, KernelSpec, Params, TextSpec
@@ -71,6 +71,7 @@ class _Made:
 
     def __init__(self) -> None:
         self.there = threading.Event()
+        self.maker = threading.get_ident()
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -99,6 +100,8 @@ class _Once:
                     raise
                 finally:
                     made.there.set()
+            if made.maker == threading.get_ident() and not made.there.is_set():
+                raise TransformerRtcError("a callback asked for the kernel whose compile or load it is being told of")
             made.there.wait()
             if made.error is None:
                 value: _T = made.value

@@ -52,11 +52,14 @@ class DeviceLimits(NamedTuple):
         The most shared memory that a CTA can have, in bytes.
     max_cluster_size : int
         CTAs in the largest cluster; 1 where there are none.
+    max_ctas_per_row : int
+        CTAs that may wait for each other, in a cluster or a cooperative grid.
     """
 
     architecture: int
     shared_memory_per_cta: int
     max_cluster_size: int
+    max_ctas_per_row: int = 16
 
 
 # For compiling without a device; a device is asked. CUDA C++ Programming Guide, "Technical specifications per compute

@@ -59,6 +59,7 @@ bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowS
     const int64_t extent = first.shape[dimension];
     geometry.rows *= extent;
     if (extent == 1) continue;
+    if (groups > 2) continue;  // keep counting rows: none may be left
     bool merges = groups > 0;
     for (int i = 0; i < count && merges; ++i) {
       merges = views[i]->stride(dimension) == group_strides[groups - 1][i] * counts[groups - 1];
@@ -68,10 +69,9 @@ bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowS
       continue;
     }
     if (groups == 2) {
-      groups = 3;  // keep counting rows: none may be left
+      groups = 3;
       continue;
     }
-    if (groups > 2) continue;
     for (int i = 0; i < count; ++i) group_strides[groups][i] = views[i]->stride(dimension);
     counts[groups++] = extent;
   }

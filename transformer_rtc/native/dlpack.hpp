@@ -57,7 +57,4 @@ struct DLPackExchangeAPI {
 };
 }
 
-constexpr int32_t kDLCPU = 1;
 constexpr int32_t kDLCUDA = 2;
-constexpr int32_t kDLCUDAHost = 3;
-constexpr int32_t kDLCUDAManaged = 13;

@@ -1,5 +1,6 @@
 #include "driver.hpp"
 
+#include <Python.h>
 #include <dlfcn.h>
 
 #include <memory>
@@ -114,9 +115,20 @@ const Device& device(int ordinal) {
   return *devices[ordinal];
 }
 
+GilReleased::GilReleased() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
+
+GilReleased::~GilReleased() {
+  if (state_ != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
+}
+
 Function::Function(int ordinal, const void* image, const std::string& symbol) : device_(::device(ordinal)) {
   CurrentContext current(device_);
-  check(driver().cuModuleLoadData(&module_, image), ("loading " + symbol).c_str());
+  CUresult loaded;
+  {
+    const GilReleased released;  // PTX is compiled here
+    loaded = driver().cuModuleLoadData(&module_, image);
+  }
+  check(loaded, ("loading " + symbol).c_str());
   const CUresult result = driver().cuModuleGetFunction(&function_, module_, symbol.c_str());
   if (result != 0) {
     driver().cuModuleUnload(module_);
@@ -185,7 +197,10 @@ Buffer::~Buffer() {
   // Waits for the work that uses it; after the driver's shutdown there is nothing to free.
   CUcontext popped;
   if (driver().cuCtxPushCurrent_v2(device_.context) != 0) return;
-  driver().cuMemFree_v2(pointer_);
+  {
+    const GilReleased released;
+    driver().cuMemFree_v2(pointer_);
+  }
   driver().cuCtxPopCurrent_v2(&popped);
 }
 
@@ -207,6 +222,11 @@ bool Event::done() const {
   const CUresult result = driver().cuEventQuery(event_);
   if (result != kNotReady) check(result, "cuEventQuery");
   return result != kNotReady;
+}
+
+void Event::precede(CUstream stream) const {
+  CurrentContext current(device_);
+  check(driver().cuStreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent");
 }
 
 int current_device() {

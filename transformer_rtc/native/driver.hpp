@@ -136,6 +136,18 @@ class CurrentContext {
   bool pushed_;
 };
 
+// Lets other Python threads run while the driver may wait, if this one holds the GIL.
+class GilReleased {
+ public:
+  GilReleased();
+  ~GilReleased();
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  void* state_;
+};
+
 struct Dim3 {
   unsigned x, y, z;
 };
@@ -197,6 +209,8 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   bool done() const;
+  // Work put on a stream from now on waits for it.
+  void precede(CUstream stream) const;
 
  private:
   const Device& device_;

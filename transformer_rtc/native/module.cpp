@@ -134,6 +134,7 @@ py::tuple read_dlpack(py::capsule capsule) {
   } else {
     tensor = &capsule.get_pointer<DLManagedTensor>()->tensor;
   }
+  if (tensor->dtype.lanes != 1) throw PackageError{"ArgumentError", "a DLPack tensor of vectors"};
   const View view = view_of(*tensor);
   std::vector<int64_t> shape(view.shape, view.shape + view.ndim), strides;
   for (int i = 0; i < view.ndim; ++i) strides.push_back(view.stride(i));
@@ -223,6 +224,7 @@ PYBIND11_MODULE(_native, module) {
              self.check_range(offset, bytes);
              if (bytes == 0) return;
              const CurrentContext current(self.device());
+             const py::gil_scoped_release release;
              check(driver().cuMemcpyHtoDAsync_v2(self.pointer() + offset, reinterpret_cast<void*>(host), bytes,
                                                  as_stream(stream)),
                    "copying an array to the device");
@@ -231,6 +233,7 @@ PYBIND11_MODULE(_native, module) {
         self.check_range(offset, bytes);
         if (bytes == 0) return;
         const CurrentContext current(self.device());
+        const py::gil_scoped_release release;
         check(driver().cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(host), self.pointer() + offset, bytes,
                                             as_stream(stream)),
               "copying an array from the device");
@@ -238,7 +241,8 @@ PYBIND11_MODULE(_native, module) {
 
   py::class_<Event>(module, "Event")
       .def(py::init([](int ordinal, uintptr_t stream) { return std::make_unique<Event>(ordinal, as_stream(stream)); }))
-      .def("done", &Event::done);
+      .def("done", &Event::done)
+      .def("precede", [](const Event& self, uintptr_t stream) { self.precede(as_stream(stream)); });
 
   py::class_<HeldView>(module, "View")
       .def(py::init<uintptr_t, std::vector<int64_t>, std::vector<int64_t>, DtypeId, int, bool>());

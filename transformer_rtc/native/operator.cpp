@@ -199,6 +199,7 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
                          std::to_string(count) + " given");
   }
   Call call;
+  read_values(arguments, call);  // first: it may run Python code, and views borrow
   const DLPackExchangeAPI* api = nullptr;
   PyObject* is_grad_enabled = nullptr;
   bool slow = false;
@@ -233,7 +234,7 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     if (tensor.dtype.lanes != 1) refuse(argument.name, "must not have a vector data type");
     call.views[index] = view_of(tensor);
     call.objects[index] = object;
-    call.dtypes[index] = call.views[index].dtype;
+    if (call.dtypes[index] == 0) call.dtypes[index] = call.views[index].dtype;
   }
   if (slow) {
     py::tuple all(count);
@@ -263,8 +264,6 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
       }
     }
   }
-  // Values are read last: conversions may run Python code, and the views above borrow.
-  read_values(arguments, call);
   void* stream = nullptr;
   if (api->current_stream(kDLCUDA, call.views[0].device, &stream) != 0) throw PythonErrorSet{};
   ExchangeAllocator allocator(api);
@@ -431,7 +430,10 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
   LaunchShape shape = plan->shape;
   const int64_t groups = (geometry.rows + plan->rows_per_cta - 1) / plan->rows_per_cta;
   const int64_t launched = groups < plan->max_groups ? groups : plan->max_groups;
-  if (launched * plan->ctas_per_row > INT32_MAX) refuse(arguments_[0].name, "has more rows than a grid can hold");
+  // Only a cooperative grid takes several rows in turn.
+  if ((shape.cooperative ? launched : groups) > INT32_MAX / plan->ctas_per_row) {
+    refuse(arguments_[0].name, "has more rows than a grid can hold");
+  }
   shape.grid = {static_cast<unsigned>(launched * plan->ctas_per_row), 1, 1};
 
   PyObject* workspace = nullptr;

@@ -101,7 +101,6 @@ class Operator {
   const std::vector<Argument>& arguments() const { return arguments_; }
   // Fills the call's reals and outputs' dtypes from the arguments that are no arrays.
   void read_values(PyObject* const* arguments, Call& call);
-  PyObject* implementation_variable() const { return implementation_; }
 
  private:
   struct Framework {

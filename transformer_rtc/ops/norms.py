@@ -94,8 +94,8 @@ def configure(hidden: int, input_bytes: int, output_bytes: int, limits: DeviceLi
     for most, steps, rows, in_shared in _ONE_CTA:
         if vectors <= most:
             return NormConfig(_threads(vectors, steps), rows, vector, steps, in_shared=in_shared)
-    clusters = limits.max_cluster_size > 1
-    most_ctas = limits.max_cluster_size if clusters else 16
+    clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
+    most_ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
     for ctas, threads, steps in _SHARED_ROW:
         share = math.ceil(vectors / ctas)
         # Two rows where input and output elements differ in size, beside 1 KiB of static and the system's own.
@@ -168,6 +168,10 @@ class NormSpec(KernelSpec):
         if config.in_shared:
             parts.append("shared")
         return "_".join(parts)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--minimal",)  # without what a program does not use: texture functions and the like; 3 ms of 20
 
     @property
     def params(self) -> Params:
