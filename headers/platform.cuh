@@ -25,7 +25,6 @@ static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8,
 #define TRTC_DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) type name[]
 
 TRTC_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
-TRTC_DEVICE int threads_in_cta() { return static_cast<int>(blockDim.x); }
 TRTC_DEVICE int64 cta_index() { return static_cast<int64>(blockIdx.x); }
 TRTC_DEVICE int64 ctas_in_grid() { return static_cast<int64>(gridDim.x); }
 

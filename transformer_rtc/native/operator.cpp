@@ -166,8 +166,7 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
       case Role::dtype_out:
         if (value != Py_None) {
           const DtypeId dtype = dtype_from_object(dtypes_seen_, value);
-          Argument named{argument.role, argument.name, argument.dtypes, true};
-          check_dtype(named, dtype);
+          check_dtype(argument, dtype);
           call.dtypes[last_out] = dtype;
         }
         break;

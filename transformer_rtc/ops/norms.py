@@ -49,9 +49,9 @@ def _power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
-# By the vectors of 16 bytes in a row: (at most, steps, rows of a CTA, in shared memory). The fastest of 5
-# to 30 configurations of each size on an H200, L2 flushed; behind each, its ratio to the best copy of the run, bfloat16
-# and float32. More threads and a row in shared memory leave registers for more rows in flight.
+# By the vectors of 16 bytes in a row: (at most, steps, rows of a CTA, in shared memory). The fastest of 5 to 30
+# configurations of each size on an H200, L2 flushed; behind each, its ratio to the best copy of the run, bfloat16 and
+# float32. More threads and a row in shared memory leave registers for more rows in flight.
 _ONE_CTA = (
     (64, 2, 4, False),  # hidden 512: 0.955, hidden 256: 0.986
     (128, 2, 2, False),  # hidden 1024: 0.983, hidden 512: 0.994
