@@ -1,5 +1,6 @@
 // What a compiler must provide: fixed-width types, launch coordinates, shared memory, warp shuffles, the architecture.
-// This header and ptx.cuh are the only places that may differ between NVRTC and another compiler.
+// This header and ptx.cuh are the only places that differ between NVRTC and the simulator, which runs a kernel's text
+// on the CPU: there TRTC_SIMULATOR is defined, and CUDA's names are what the simulator's prelude makes of them.
 #pragma once
 
 namespace trtc {
@@ -19,10 +20,12 @@ static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8,
 // Kernels test this, never the compiler's own macro: 90 for sm_90.
 #define TRTC_ARCHITECTURE (__CUDA_ARCH__ / 10)
 
-// A static shared-memory array; every CTA of a cluster has it at the same offset.
+// A static shared-memory array, and the launch's dynamic shared memory, aligned to 16 bytes. Every CTA of a cluster has
+// them at the same offset. The simulator has its own.
+#ifndef TRTC_SIMULATOR
 #define TRTC_SHARED(type, name, count) __shared__ type name[count]
-// The launch's dynamic shared memory, aligned to 16 bytes.
 #define TRTC_DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) type name[]
+#endif
 
 TRTC_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 TRTC_DEVICE int64 cta_index() { return static_cast<int64>(blockIdx.x); }

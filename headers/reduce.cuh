@@ -48,6 +48,8 @@ struct RowSum {
   static_assert(ThreadsPerRow <= 32 || ThreadsPerRow % 32 == 0, "a row is shared by part of a warp or by whole warps");
   static_assert((CtasPerRow == 1) == (How == Exchange::none), "CTAs that share a row must exchange their sums");
   static_assert(CtasPerRow == 1 || (RowsPerCta == 1 && CtasPerRow <= ThreadsPerRow), "and hold one row at a time");
+  // The warps' barrier orders the reads of one row's sums before the release of the next row's; two buffers rely on it.
+  static_assert(How != Exchange::grid || ThreadsPerRow > 32, "a grid's CTAs have several warps");
   enum : bool { repeats = How == Exchange::grid };
   enum : int {
     warps = ThreadsPerRow < 32 ? 1 : ThreadsPerRow / 32,  // a row's, in one CTA

@@ -111,7 +111,7 @@ TRTC_DEVICE void rms_norm_forward(const Params& params) {
       Config::has_weight && one_chunk && !in_shared && Config::steps * N * sizeof(Weight) <= 64;
   // Vecs of the weight that are on their way while others are used, the first ones while the sum is exchanged: hides
   // the L2 cache's latency.
-  constexpr int in_flight = Config::steps == 8 && !Sum::repeats ? 4 : 2;
+  constexpr int in_flight = Config::steps == 8 && !Sum::repeats ? 4 : Config::steps > 1 ? 2 : 1;
   constexpr int held = in_shared ? 1 : Config::steps;  // Vecs in registers
 
   TRTC_DYNAMIC_SHARED(char, staging);

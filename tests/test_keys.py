@@ -119,9 +119,9 @@ def test_a_key_is_the_same_in_another_process(tmp_path):
 
     script = (
         "from transformer_rtc.manager import KernelManager; from transformer_rtc.cache import DiskCache\n"
-        "from transformer_rtc.spec import ARCHITECTURES\nfrom cases import CASES\n"
+        "from transformer_rtc.spec import ARCHITECTURES, Target\nfrom cases import CASES\n"
         "manager = KernelManager(DiskCache(None))\n"
-        "for c in CASES[::20]: print(manager._key(c.specialise(ARCHITECTURES[90])[0], 90, 'nvrtc'))"
+        "for c in CASES[::20]: print(manager._key(c.specialise(ARCHITECTURES[90])[0], Target(90), 'nvrtc'))"
     )
     here = os.path.dirname(__file__)
     runs = [

@@ -17,7 +17,7 @@ from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import Compiled
 from transformer_rtc.errors import CompileError, SettingsError, TransformerRtcError, UnexpectedCompileError
 from transformer_rtc.manager import KernelManager
-from transformer_rtc.spec import ARCHITECTURES, Field, TextSpec
+from transformer_rtc.spec import ARCHITECTURES, Field, Target, TextSpec
 
 # The package's attribute of this name is the manager in it.
 manager_module = import_module("transformer_rtc.manager")
@@ -54,7 +54,7 @@ class FakeKernel:
 @pytest.fixture
 def compile_program(monkeypatch):
     FakeKernel.loaded.clear()
-    monkeypatch.setattr(manager_module, "Kernel", FakeKernel)
+    monkeypatch.setattr(manager_module.gpu, "load", FakeKernel)
     monkeypatch.setattr(manager_module, "device_limits", lambda device: ARCHITECTURES[100 if device == 7 else 90])
     return Compiler()
 
@@ -190,7 +190,7 @@ def test_a_failed_load_is_not_remembered_and_costs_no_other_compile(make, compil
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(manager_module, "Kernel", fail)
+        patch.setattr(manager_module.gpu, "load", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             manager.get(FIRST, 0)
     manager.get(FIRST, 0)
@@ -226,7 +226,7 @@ def test_a_static_kernel_is_loaded_from_the_package(make, compile_program, monke
     seen = []
     manager.on_event(seen.append)
     for _ in range(2):
-        assert manager.get_static("norms", "entry", FIRST.params, 0).image == b"\x7fELF package"
+        assert manager.get_static("norms", "entry", FIRST.params, 0, lambda: "").image == b"\x7fELF package"
     assert compile_program.calls == [] and [(event.kind, event.origin) for event in seen] == [("load", "package")]
 
 
@@ -268,9 +268,9 @@ def test_events_tell_what_happened_until_they_are_stopped(make, compile_program)
     manager.on_event(others.append)
     manager.get(FIRST, 0)
     size = len(b"\x7fELF first")
-    assert [(e.kind, e.symbol, e.architecture, e.device, e.size, e.origin) for e in seen] == [
-        ("compile", "first", 90, None, size, "compiler"),
-        ("load", "first", 90, 0, size, "compiler"),
+    assert [(e.kind, e.symbol, e.target, e.device, e.size, e.origin) for e in seen] == [
+        ("compile", "first", Target(90), None, size, "compiler"),
+        ("load", "first", Target(90), 0, size, "compiler"),
     ]
     assert all(event.milliseconds >= 0 for event in seen) and others == seen
     stop()
@@ -321,13 +321,17 @@ def test_a_malformed_variable_is_an_error_that_names_it_and_what_it_takes(name, 
 def test_variables_are_read():
     read = settings_module.read
     assert read({"HOME": "/nowhere", "XDG_CACHE_HOME": "/cache"}) == settings_module.Settings(
-        False, "/cache/transformer_rtc", "allow", 0
+        False, "/cache/transformer_rtc", "", "allow", 0
     )
     given = {"FORCE_STATIC": "1", "CACHE_DIR": "/here", "ON_COMPILE": "warn", "LOG": "2"}
     assert read({f"TRANSFORMER_RTC_{k}": v for k, v in given.items()}) == settings_module.Settings(
-        True, "/here", "warn", 2
+        True, "/here", "", "warn", 2
     )
     assert read({"TRANSFORMER_RTC_CACHE_DIR": "", "TRANSFORMER_RTC_LOG": ""}).cache_dir is None
+    for value, simulate in {"": "", "0": "", "1": "1", "checked": "checked"}.items():
+        assert read({"TRANSFORMER_RTC_SIMULATE": value}).simulate == simulate
+    with pytest.raises(SettingsError, match="SIMULATE=1 contradicts TRANSFORMER_RTC_FORCE_STATIC=1"):
+        read({"TRANSFORMER_RTC_SIMULATE": "1", "TRANSFORMER_RTC_FORCE_STATIC": "1"})
 
 
 # ---- Processes ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from .errors import __all__ as _errors
 from .launch import Kernel, LaunchConfig, device_limits
 from .manager import Event, KernelManager, manager
 from .ops.norms import rms_norm
+from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, TextSpec
 from .version import __version__
 
@@ -20,6 +21,7 @@ __all__ = [
     "KernelSpec",
     "LaunchConfig",
     "Params",
+    "SimulatedDevice",
     "TextSpec",
     "__version__",
     "device_limits",

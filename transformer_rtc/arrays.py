@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .dispatch import Argument
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+HOST = -1  # the device of arrays that are simulated
 _ON_HOST, _ON_GPU = (_CPU, _CUDA_HOST), (_CUDA, _CUDA_MANAGED)
 _TYPESTRS = {"<f4": FLOAT32.id, "<f2": FLOAT16.id}  # of the array interface protocols
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
@@ -475,6 +476,32 @@ class _Mirror:
         _host_array(view)[...] = _host_array(view._replace(pointer=memory.ctypes.data + view.pointer - start))
 
 
+def _call_simulated(
+    native: _native.Operator,
+    arrays: list[tuple[str, str, Any]],
+    views: list[RawView | None],
+    values: tuple[Any, ...],
+    framework: _Framework,
+) -> object:
+    made: dict[int, tuple[np.ndarray[Any, Any], int]] = {}
+
+    def empty(shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
+        array = np.empty(shape, _storage_dtype(dtype))
+        made[id(array)] = array, dtype
+        return array, array.ctypes.data
+
+    held = [
+        None if view is None else (_native.View(*view[:4], HOST, view.read_only), array)
+        for view, (_, _, array) in zip(views, arrays, strict=True)
+    ]
+    result = native.run_views(held, values, empty, 0)
+    outputs = [
+        framework.from_host(*made[id(output)]) if id(output) in made else output
+        for output in (result if isinstance(result, tuple) else (result,))
+    ]
+    return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+
 class _Made:
     """An output on the device that is yet to come back to the host."""
 
@@ -495,7 +522,12 @@ def _host_array(view: RawView) -> np.ndarray[Any, Any]:
     return np.asarray(Memory())
 
 
-def call(native: _native.Operator, arguments: Sequence[Argument], values: tuple[Any, ...]) -> object:
+def call(
+    native: _native.Operator,
+    arguments: Sequence[Argument],
+    values: tuple[Any, ...],
+    simulating_on_host: Callable[[], contextlib.AbstractContextManager[None] | None],
+) -> object:
     """Call an operator with arrays that need more than a pointer.
 
     Parameters
@@ -506,6 +538,8 @@ def call(native: _native.Operator, arguments: Sequence[Argument], values: tuple[
         Its descriptor.
     values : tuple
         The call's arguments, in that order.
+    simulating_on_host : callable
+        The context in which arrays of the host are simulated; None: they are staged through a GPU.
     """
     name = native.name
     arrays: list[tuple[str, str, Any]] = []  # (role, what messages call it, the array or None)
@@ -538,12 +572,18 @@ def call(native: _native.Operator, arguments: Sequence[Argument], values: tuple[
     if device_type not in _ON_HOST + _ON_GPU:
         raise ArgumentError(f"{first_name} must be on a CUDA GPU or the host; its DLPack device type is {device_type}")
     on_host = device_type in _ON_HOST
+    simulating = None
     if on_host:
         try:
-            device = _native.current_device()
+            simulating = simulating_on_host()
         except DeviceNotFoundError as error:
             raise type(error)(f"{first_name} is on the host, and is staged through a GPU: {error}") from error
-    if stream is not None and not _native.stream_on_device(device, stream):
+        if simulating is not None and stream is not None:
+            raise ArgumentError(f"{name}: stream must be None: the simulator has no streams")
+        device = HOST if simulating is not None else _native.current_device()
+    if simulating is not None:
+        stream = 0
+    elif stream is not None and not _native.stream_on_device(device, stream):
         raise ArgumentError(f"{name}: stream belongs to another device or context than cuda:{device}")
     if stream is None:
         stream = _native.own_stream(device) if on_host else framework.stream(device)
@@ -559,6 +599,9 @@ def call(native: _native.Operator, arguments: Sequence[Argument], values: tuple[
                 )
         views.append(view)
 
+    if simulating is not None:
+        with simulating:
+            return _call_simulated(native, arrays, views, values, framework)
     if on_host:
         return _call_on_host(native, arrays, views, values, framework, device, stream)
     held = [

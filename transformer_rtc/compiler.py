@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .errors import ArgumentError, CompileError, CompilerNotFoundError
 
-__all__ = ["OPTIONS", "Compiled", "compile_program", "compiler_identity"]
+__all__ = ["OPTIONS", "Compiled", "compile_program", "compiler_identity", "file_identity"]
 
 # Contraction is off, so that a fused multiply-add is only where a kernel names it and every compiler computes the same.
 OPTIONS = ("--std=c++17", "--fmad=false")
@@ -63,7 +63,8 @@ def _installed_version(distribution: str) -> tuple[str, str] | None:
     return None
 
 
-def _file_identity(path: str) -> str:
+def file_identity(path: str) -> str:
+    """Return what tells a file from another of the same path: its real path, size and time."""
     path = os.path.realpath(path)
     status = os.stat(path)
     return f"{path} {status.st_size} {status.st_mtime_ns}"
@@ -101,7 +102,7 @@ def compiler_identity() -> str:
     for folder in [*folders, "/usr/local/cuda/lib64"]:
         path = os.path.join(folder, f"libnvrtc.so.{major}")
         if folder and os.path.exists(path):
-            return _file_identity(path)
+            return file_identity(path)
     raise CompilerNotFoundError(f"a kernel must be compiled, and NVRTC {major} is not installed: {_INSTALL}")
 
 
@@ -140,7 +141,7 @@ class _Nvrtc:
         ):
             self.identity = f"{_DISTRIBUTIONS[major]} {found[0]}"
         else:
-            self.identity = _file_identity(path) if path else f"nvrtc {self.version}"
+            self.identity = file_identity(path) if path else f"nvrtc {self.version}"
 
     def check(self, result: object, what: str) -> None:
         if result != self.nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
 from . import _native, arrays, compiler, static
-from .errors import ArgumentError, CompilerNotFoundError, LaunchError, SettingsError, StaticKernelError
+from .errors import (
+    ArgumentError,
+    CompilerNotFoundError,
+    DeviceNotFoundError,
+    LaunchError,
+    SettingsError,
+    StaticKernelError,
+)
 from .launch import Kernel, LaunchConfig, device_limits
-from .manager import manager
+from .manager import Device, manager
 from .settings import settings
+from .simulator import SimulatedDevice
 from .spec import DTYPES, DeviceLimits, DType, KernelSpec, Params
 
 __all__ = ["Argument", "Family", "LaunchRule", "Operator", "implementations", "using"]
 
 # A plan is keyed with the implementation's place in this list.
-IMPLEMENTATIONS = ("rtc", "static")
+IMPLEMENTATIONS = ("rtc", "static", "simulator")
+_RTC, _STATIC, _SIMULATOR = range(3)
+# "simulator", and from there on every other simulated device that was used.
+_simulated = [SimulatedDevice(checked=settings.simulate == "checked")]
 _chosen: ContextVar[int] = ContextVar(
-    "transformer_rtc.implementation", default=IMPLEMENTATIONS.index("static" if settings.force_static else "rtc")
+    "transformer_rtc.implementation",
+    default=_STATIC if settings.force_static else _SIMULATOR if settings.simulate else _RTC,
 )
 
 
@@ -129,7 +142,7 @@ class Operator:
                 for argument in arguments
             ],
             self._plan,
-            lambda values: arrays.call(self.native, self.arguments, values),
+            lambda values: arrays.call(self.native, self.arguments, values, _simulating_on_host),
             arrays.framework_of,
             _chosen,
         )
@@ -138,14 +151,20 @@ class Operator:
 
     def _plan(self, implementation: int, device: int, dtype_ids: tuple[int, ...], columns: int) -> _native.Plan:
         dtypes = {name: DTYPES.get(dtype) for name, dtype in zip(self._arrays, dtype_ids, strict=True)}
-        if IMPLEMENTATIONS[implementation] == "static":
+        simulated = _simulated[implementation - _SIMULATOR] if implementation >= _SIMULATOR else None
+        if simulated and device != arrays.HOST:
+            raise ArgumentError(
+                f"{self.name}: {self.arguments[0].name} is on cuda:{device}; the simulator takes arrays of the host"
+            )
+        on: Device = simulated or device
+        if simulated.static if simulated else implementation == _STATIC:
             entry, rule = self.family.static(dtypes, columns)
-            kernel = manager.get_static(self.family.name, entry.symbol, entry.params, device)
+            kernel = manager.get_static(self.family.name, entry.symbol, entry.params, on, self.family.static_program)
             return self._native_plan(kernel, rule)
-        limits = device_limits(device)
+        limits = simulated.limits if simulated else device_limits(device)
         while True:
             spec, rule = self.family.specialise(dtypes, columns, limits)
-            kernel = manager.get(spec, device)
+            kernel = manager.get(spec, on)
             try:
                 return self._native_plan(kernel, rule)
             except LaunchError:
@@ -166,11 +185,11 @@ class Operator:
         resident = kernel.prepare(config)
         if cooperative and resident < rule.ctas_per_row:
             raise LaunchError(
-                f"{kernel.symbol}: {rule.ctas_per_row} CTAs must be resident together; cuda:{kernel.device} can hold "
+                f"{kernel.symbol}: {rule.ctas_per_row} CTAs must be resident together; {kernel.where} can hold "
                 f"{resident}"
             )
         return _native.Plan(
-            kernel.function,
+            kernel.launcher,
             config.block,
             config.cluster,
             config.dynamic_shared_memory,
@@ -189,6 +208,43 @@ class Operator:
         if owner:
             return kind, self._arrays.index(owner), offset
         return kind, self._reals.index(what) if what in self._reals else 0, offset
+
+
+_told = False
+
+
+def _simulating_on_host() -> contextlib.AbstractContextManager[None] | None:
+    """Return the context in which arrays of the host are simulated; None: they are staged through a GPU.
+
+    Raises
+    ------
+    DeviceNotFoundError
+        If there is no GPU and nothing that stands in for one.
+    """
+    global _told
+    if _chosen.get() >= _SIMULATOR:
+        return contextlib.nullcontext()
+    try:
+        _native.current_device()
+    except DeviceNotFoundError as error:
+        if _chosen.get() != _RTC:
+            raise
+        from .simulator import toolchain
+
+        try:
+            toolchain.compiler_identity()
+        except CompilerNotFoundError as missing:
+            raise type(error)(f"{error}; {missing}") from error
+        if not _told:
+            _told = True
+            warnings.warn(
+                f"transformer_rtc runs its kernels on the CPU, in a simulator that is made for correctness and not for "
+                f"speed: {error}. TRANSFORMER_RTC_SIMULATE=1 asks for it without this warning",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return using("simulator")
+    return None
 
 
 _operators: dict[str, Operator] = {}
@@ -213,7 +269,8 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
     -------
     list of str
         ``"rtc"`` where NVRTC is installed and not forbidden: compiled at run time. ``"static"`` where the installation
-        has kernels for the device: compiled when the package was built.
+        has kernels for the device: compiled when the package was built. ``"simulator"`` where a C++ compiler is: arrays
+        of the host, on the CPU, which is the only one on a machine without a GPU.
 
     Raises
     ------
@@ -225,26 +282,36 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
     operator = _operators.get(getattr(op, "__name__", ""))
     if operator is None:
         raise ArgumentError(f"op is {op!r}; it takes {', '.join(_operators)} of transformer_rtc")
-    architecture = device_limits(device).architecture
+    from .simulator import toolchain
+
     found = []
+    with contextlib.suppress(CompilerNotFoundError):
+        toolchain.compiler_identity()
+        found.append("simulator")
+    try:
+        architecture = device_limits(device).architecture
+    except DeviceNotFoundError:
+        if device == 0 and found:
+            return found
+        raise
     if not settings.force_static:
         with contextlib.suppress(CompilerNotFoundError):
             compiler.compiler_identity()
-            found.append("rtc")
+            found.insert(0, "rtc")
     with contextlib.suppress(StaticKernelError):
         static.image(operator.family.name, architecture)
-        found.append("static")
+        found.insert(-1 if "simulator" in found else len(found), "static")
     return found
 
 
 @contextlib.contextmanager
-def using(implementation: str) -> Iterator[None]:
+def using(implementation: str | SimulatedDevice) -> Iterator[None]:
     """Choose how operators run within a ``with`` block, in this thread or task.
 
     Parameters
     ----------
-    implementation : str
-        ``"rtc"`` or ``"static"``.
+    implementation : str or SimulatedDevice
+        ``"rtc"``, ``"static"`` or ``"simulator"``; or a simulated device, which says how to simulate.
 
     Raises
     ------
@@ -253,11 +320,19 @@ def using(implementation: str) -> Iterator[None]:
     SettingsError
         If the environment forces another one.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ArgumentError(f"implementation is {implementation!r}; it takes {', '.join(IMPLEMENTATIONS)}")
+    if not isinstance(implementation, SimulatedDevice) and implementation not in IMPLEMENTATIONS:
+        raise ArgumentError(
+            f"implementation is {implementation!r}; it takes {', '.join(IMPLEMENTATIONS)} or a SimulatedDevice"
+        )
     if settings.force_static and implementation != "static":
         raise SettingsError(f"using({implementation!r}) contradicts TRANSFORMER_RTC_FORCE_STATIC=1")
-    token = _chosen.set(IMPLEMENTATIONS.index(implementation))
+    if isinstance(implementation, SimulatedDevice):
+        if implementation not in _simulated:
+            _simulated.append(implementation)
+        number = _SIMULATOR + _simulated.index(implementation)
+    else:
+        number = IMPLEMENTATIONS.index(implementation)
+    token = _chosen.set(number)
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ __all__ = [
     "DriverNotFoundError",
     "LaunchError",
     "SettingsError",
+    "SimulationError",
     "StaticKernelError",
     "TransformerRtcError",
     "UnexpectedCompileError",
@@ -50,12 +51,81 @@ class LaunchError(TransformerRtcError, RuntimeError):
     """A kernel that cannot be launched as asked, such as a cooperative grid that is too large to be resident."""
 
 
+class SimulationError(TransformerRtcError, RuntimeError):
+    """A kernel did in the simulator what it must not.
+
+    Attributes
+    ----------
+    kind : str
+        ``"race"``, ``"out_of_bounds"``, ``"misaligned"``, ``"uninitialised"``, ``"read_only"``, ``"overflow"``,
+        ``"divergent_barrier"``, ``"deadlock"``, ``"endless"``, ``"unfinished_copy"``, ``"exited_shared_memory"``,
+        ``"trap"`` or ``"signal"``.
+    what : str
+        What happened.
+    kernel : str
+        Its symbol.
+    frames, other_frames : list of tuple of (str, str, int)
+        Where, and where the other party of a race or a barrier was: (function, file, line), from the innermost
+        outwards. Empty where it is unknown.
+    block, thread, other_block, other_thread : tuple of int or None
+        Whose access it was, and the other party.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        what: str,
+        kernel: str,
+        frames: list[tuple[str, str, int]],
+        block: tuple[int, int, int] | None,
+        thread: tuple[int, int, int] | None,
+        other_frames: list[tuple[str, str, int]],
+        other_block: tuple[int, int, int] | None,
+        other_thread: tuple[int, int, int] | None,
+    ) -> None:
+        self.kind, self.what, self.kernel = kind, what, kernel
+        self.frames, self.block, self.thread = frames, block, thread
+        self.other_frames, self.other_block, self.other_thread = other_frames, other_block, other_thread
+        message = f"{kernel}: {kind}: {what}\n  {self._party(frames, block, thread)}"
+        if other_frames or other_thread is not None:
+            message += f"\n  the other: {self._party(other_frames, other_block, other_thread)}"
+        super().__init__(message)
+
+    @staticmethod
+    def _party(frames: list[tuple[str, str, int]], block: object, thread: object) -> str:
+        who = f"block {block} thread {thread}" if thread is not None else "a thread"
+        where = ", called from ".join(f"{file}:{line}" for _, file, line in frames)
+        return f"{who} at {where}" if where else who
+
+    @property
+    def file(self) -> str | None:
+        """The file of the line that did it: the innermost one that is not the library's platform.cuh or ptx.cuh."""
+        return self._line()[0]
+
+    @property
+    def line(self) -> int | None:
+        """That line."""
+        return self._line()[1]
+
+    def _line(self) -> tuple[str, int] | tuple[None, None]:
+        for _, file, line in self.frames:
+            if file not in ("platform.cuh", "ptx.cuh"):
+                return file, line
+        return (self.frames[0][1], self.frames[0][2]) if self.frames else (None, None)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (
+            self.kind, self.what, self.kernel, self.frames, self.block, self.thread, self.other_frames,
+            self.other_block, self.other_thread,
+        )  # fmt: skip
+
+
 class StaticKernelError(TransformerRtcError, RuntimeError):
     """The installation has no static kernel for an operator and an architecture."""
 
 
 class CompilerNotFoundError(TransformerRtcError, ImportError):
-    """NVRTC or its Python bindings are not installed."""
+    """NVRTC or its Python bindings are not installed; or, for the simulator, no C++ compiler."""
 
 
 class UnexpectedCompileError(TransformerRtcError, RuntimeError):
@@ -63,18 +133,18 @@ class UnexpectedCompileError(TransformerRtcError, RuntimeError):
 
 
 class CompileError(TransformerRtcError, RuntimeError):
-    """NVRTC refused a program.
+    """NVRTC, or the simulator's C++ compiler, refused a program.
 
     Attributes
     ----------
     symbol : str
         The kernel's name.
     options : tuple of str
-        NVRTC's options.
+        The compiler's options.
     source : str
         The program, without the headers it includes.
     log : str
-        NVRTC's log.
+        The compiler's log.
     versions : dict of str to str
         The versions of what took part.
     """
@@ -83,8 +153,9 @@ class CompileError(TransformerRtcError, RuntimeError):
         self.symbol, self.options, self.source, self.log, self.versions = symbol, options, source, log, versions
         numbered = "\n".join(f"{number:4d} | {line}" for number, line in enumerate(source.splitlines(), 1))
         found = ", ".join(f"{name} {version}" for name, version in versions.items())
+        compiler = "NVRTC" if "nvrtc" in versions else "the C++ compiler"
         super().__init__(
-            f"NVRTC could not compile {symbol}\n{log.strip()}\n\noptions: {' '.join(options)}\n"
+            f"{compiler} could not compile {symbol}\n{log.strip()}\n\noptions: {' '.join(options)}\n"
             f"versions: {found}\nprogram:\n{numbered}"
         )
 

@@ -10,6 +10,7 @@ from . import _native, compiler, static
 from .errors import TransformerRtcError
 from .launch import device_limits
 from .manager import manager
+from .simulator import toolchain
 from .version import __version__
 
 
@@ -39,7 +40,8 @@ def run() -> int:
     except TransformerRtcError as error:
         line("driver", error)
         missing.append(
-            "a GPU: install an NVIDIA driver, 525.60.13 (CUDA 12.0) or newer; 580 or newer for the extra cu13"
+            "a GPU: install an NVIDIA driver, 525.60.13 (CUDA 12.0) or newer; 580 or newer for the extra cu13. Until "
+            "then, arrays of the host run on the CPU, in the simulator"
         )
 
     found = compiler.versions()
@@ -49,6 +51,11 @@ def run() -> int:
     except TransformerRtcError as error:
         line("NVRTC", error)
         missing.append("NVRTC: pip install 'transformer_rtc[cu12]', or [cu13] for a driver of CUDA 13")
+
+    try:
+        line("simulator", f"compiles with {toolchain.compiler_identity().split()[0]}")
+    except TransformerRtcError as error:
+        line("simulator", error)
 
     files = static.manifest().get("files")
     if isinstance(files, list):

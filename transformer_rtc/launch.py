@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from . import _native
 from .errors import ArgumentError, DriverError, LaunchError
+from .simulator import SimulatedDevice
 from .spec import ARCHITECTURES, DeviceLimits, Params
 
-__all__ = ["Dim3", "Kernel", "LaunchConfig", "device_limits"]
+__all__ = ["Dim3", "Kernel", "LaunchConfig", "device_limits", "load"]
 
 Dim3 = tuple[int, int, int]
 
 # CUfunction_attribute, CUdevice_attribute and CUfunc_cache of the CUDA driver API.
-_MAX_THREADS, _STATIC_SHARED, _LOCAL, _REGISTERS, _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 0, 1, 3, 4, 8, 14
+MAX_THREADS, STATIC_SHARED, _LOCAL, _REGISTERS, MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 0, 1, 3, 4, 8, 14
 _MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_PER_CTA, _CLUSTERS = 16, 75, 76, 97, 120
 _CACHE_PREFERENCES = {"none": 0, "shared": 1, "l1": 2, "equal": 3}
 _PORTABLE_CLUSTER = 8
@@ -30,6 +32,12 @@ def device_limits(device: int) -> DeviceLimits:
         shared_memory_per_cta=_native.device_attribute(device, _SHARED_PER_CTA),
         max_cluster_size=largest if _native.device_attribute(device, _CLUSTERS) else 1,
     )
+
+
+def load(symbol: str, params: Params, device: int, image: bytes) -> Kernel:
+    """Return a kernel of an image, loaded on a GPU."""
+    function = _native.Function(device, image, symbol)
+    return Kernel(symbol, params, device, function, function, _native.device_attribute(device, _MULTIPROCESSORS))
 
 
 @dataclass(frozen=True)
@@ -55,14 +63,46 @@ class LaunchConfig:
     cooperative: bool = False
 
 
+class Function(Protocol):
+    """What a kernel asks of the driver, or of what stands in for it."""
+
+    def attribute(self, id: int) -> int: ...
+    def set_attribute(self, id: int, value: int) -> None: ...
+    def set_cache_preference(self, preference: int) -> None: ...
+    def max_active_ctas(self, block: Dim3, dynamic_shared_memory: int) -> int: ...
+    def max_active_clusters(self, block: Dim3, cluster: Dim3, dynamic_shared_memory: int) -> int: ...
+    def parameter_bytes(self) -> int: ...
+    def launch(
+        self,
+        grid: Dim3,
+        block: Dim3,
+        cluster: Dim3,
+        dynamic_shared_memory: int,
+        cooperative: bool,
+        params: bytes,
+        stream: int,
+    ) -> None: ...
+
+
 class Kernel:
     """A kernel loaded on one device. Made by `KernelManager`."""
 
-    def __init__(self, symbol: str, params: Params, device: int, image: bytes) -> None:
+    def __init__(
+        self,
+        symbol: str,
+        params: Params,
+        device: int | SimulatedDevice,
+        function: Function,
+        launcher: _native.Launcher,
+        multiprocessors: int,
+    ) -> None:
         self.symbol = symbol
         self.params = params
         self.device = device
-        self.function = _native.Function(device, image, symbol)
+        self.function = function
+        self.launcher = launcher
+        self.where = f"cuda:{device}" if isinstance(device, int) else str(device)
+        self._multiprocessors = multiprocessors
         # What a launch may have without asking; static shared memory is part of it.
         self._free_dynamic_shared = _DEFAULT_DYNAMIC_SHARED - self.static_shared_memory
         loaded = self.function.parameter_bytes() if params.fields else -1
@@ -77,7 +117,7 @@ class Kernel:
     @property
     def static_shared_memory(self) -> int:
         """Bytes of shared memory that the text declares."""
-        return self.function.attribute(_STATIC_SHARED)
+        return self.function.attribute(STATIC_SHARED)
 
     @property
     def local_memory(self) -> int:
@@ -87,16 +127,16 @@ class Kernel:
     @property
     def max_threads(self) -> int:
         """The most threads of a CTA."""
-        return self.function.attribute(_MAX_THREADS)
+        return self.function.attribute(MAX_THREADS)
 
     @property
     def max_dynamic_shared_memory(self) -> int:
         """The most dynamic shared memory of a launch, in bytes. Set it to use more than 48 KiB."""
-        return self.function.attribute(_MAX_DYNAMIC_SHARED)
+        return self.function.attribute(MAX_DYNAMIC_SHARED)
 
     @max_dynamic_shared_memory.setter
     def max_dynamic_shared_memory(self, size: int) -> None:
-        self.function.set_attribute(_MAX_DYNAMIC_SHARED, size)
+        self.function.set_attribute(MAX_DYNAMIC_SHARED, size)
 
     def set_cache_preference(self, preference: str) -> None:
         """Say what on-chip memory is for: ``"none"``, ``"shared"``, ``"l1"`` or ``"equal"``."""
@@ -133,11 +173,11 @@ class Kernel:
                 resident = 0
         else:
             per_multiprocessor = self.max_active_ctas(config.block, config.dynamic_shared_memory)
-            resident = per_multiprocessor * _native.device_attribute(self.device, _MULTIPROCESSORS)
+            resident = per_multiprocessor * self._multiprocessors
         if resident == 0:
             raise LaunchError(
                 f"{self.symbol}: {size} CTAs of {config.block} threads with {config.dynamic_shared_memory} bytes of "
-                f"dynamic shared memory must be resident together; cuda:{self.device} can hold 0"
+                f"dynamic shared memory must be resident together; {self.where} can hold 0"
             )
         return resident
 
@@ -161,6 +201,18 @@ class Kernel:
             If the parameters have another size.
         """
         packed = params if isinstance(params, bytes) else self.params.pack(**params)
+        self._check(config, packed)
+        self.function.launch(
+            config.grid,
+            config.block,
+            config.cluster,
+            config.dynamic_shared_memory,
+            config.cooperative,
+            packed,
+            stream,
+        )
+
+    def _check(self, config: LaunchConfig, packed: bytes) -> None:
         if len(packed) != self.params.size:
             raise ArgumentError(f"{self.symbol} takes {self.params.size} bytes of parameters; {len(packed)} were given")
         if (
@@ -172,18 +224,9 @@ class Kernel:
             ctas = config.grid[0] * config.grid[1] * config.grid[2]
             if config.cooperative and ctas > resident:
                 raise LaunchError(
-                    f"{self.symbol}: a cooperative grid of {ctas} CTAs must be resident; cuda:{self.device} can hold "
+                    f"{self.symbol}: a cooperative grid of {ctas} CTAs must be resident; {self.where} can hold "
                     f"{resident} of them"
                 )
-        self.function.launch(
-            config.grid,
-            config.block,
-            config.cluster,
-            config.dynamic_shared_memory,
-            config.cooperative,
-            packed,
-            stream,
-        )
 
     def launch_plain(self, grid: Dim3, block: Dim3, params: bytes | Mapping[str, float], stream: int = 0) -> None:
         """Launch independent CTAs."""

@@ -11,15 +11,25 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from . import compiler, sources, static
+from . import launch as gpu
 from .cache import DiskCache, digest
 from .errors import SettingsError, TransformerRtcError, UnexpectedCompileError
 from .launch import Kernel, device_limits
 from .settings import Settings, settings
-from .spec import Field, KernelSpec, Params, TextSpec
+from .simulator import SimulatedDevice
+from .spec import Field, KernelSpec, Params, Target, TextSpec
 
 __all__ = ["Event", "KernelManager", "manager"]
 
 _T = TypeVar("_T")
+
+
+# A GPU's ordinal, or a simulated one.
+Device = int | SimulatedDevice
+
+
+def _target(device: Device) -> Target:
+    return device.target if isinstance(device, SimulatedDevice) else Target(device_limits(device).architecture)
 
 
 class Event(NamedTuple):
@@ -28,12 +38,13 @@ class Event(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``"compile"``: NVRTC ran. ``"load"``: a cubin was loaded. ``"load_ptx"``: PTX was, and the driver compiled it.
+        ``"compile"``: NVRTC ran, or the simulator's compiler. ``"load"``: a cubin or a simulator's module was loaded.
+        ``"load_ptx"``: PTX was, and the driver compiled it.
     symbol : str
         The kernel.
-    architecture : int
-        90 for compute capability 9.0.
-    device : int or None
+    target : Target
+        What it is for: an architecture; a GPU's, or the simulator's.
+    device : int or SimulatedDevice or None
         Of a load.
     milliseconds : float
         What it took.
@@ -45,8 +56,8 @@ class Event(NamedTuple):
 
     kind: str
     symbol: str
-    architecture: int
-    device: int | None
+    target: Target
+    device: Device | None
     milliseconds: float
     size: int
     origin: str
@@ -156,15 +167,15 @@ class KernelManager:
 
         return stop
 
-    def get(self, spec: KernelSpec, device: int) -> Kernel:
+    def get(self, spec: KernelSpec, device: Device) -> Kernel:
         """Return a kernel on a device: from memory, else from disk, else compiled.
 
         Parameters
         ----------
         spec : KernelSpec
             The kernel.
-        device : int
-            The device's ordinal.
+        device : int or SimulatedDevice
+            The GPU's ordinal, or a simulated one.
 
         Raises
         ------
@@ -173,10 +184,23 @@ class KernelManager:
         DeviceNotFoundError, DriverError
             If it cannot be loaded.
         """
-        return self._load(spec, spec.symbol, spec.params, device, lambda architecture: self.image(spec, architecture))
+        return self._load(spec, spec.symbol, spec.params, device, lambda target: self.image(spec, target))
 
-    def get_static(self, family: str, symbol: str, params: Params, device: int) -> Kernel:
+    def get_static(
+        self, family: str, symbol: str, params: Params, device: Device, program: Callable[[], str]
+    ) -> Kernel:
         """Return a kernel that was compiled when the package was built.
+
+        Parameters
+        ----------
+        family, symbol : str
+            The family's name, and the kernel's in its module.
+        params : Params
+            The kernel's parameters.
+        device : int or SimulatedDevice
+            The GPU's ordinal; or a simulated one, for which the module is compiled now.
+        program : callable
+            The module's text.
 
         Raises
         ------
@@ -184,14 +208,16 @@ class KernelManager:
             If this installation has none for the device.
         """
 
-        def image(architecture: int) -> Image:
-            data, kind = static.image(family, architecture)
+        def image(target: Target) -> Image:
+            if target.simulated:
+                return self.image(TextSpec(program(), f"static_{family}"), target)
+            data, kind = static.image(family, target.architecture)
             return Image(data, kind, "package")
 
         return self._load((family, symbol), symbol, params, device, image)
 
     def compile(
-        self, text: str, symbol: str, fields: tuple[Field, ...], device: int, options: tuple[str, ...] = ()
+        self, text: str, symbol: str, fields: tuple[Field, ...], device: Device, options: tuple[str, ...] = ()
     ) -> Kernel:
         """Return a caller's own kernel: the same cache, load and launch.
 
@@ -203,83 +229,117 @@ class KernelManager:
             The entry.
         fields : tuple of Field
             Its parameters: one struct by value, which the text knows as ``Params``.
-        device : int
-            The device's ordinal.
+        device : int or SimulatedDevice
+            The GPU's ordinal, or a simulated one, on which every access can be checked.
         options : tuple of str
-            For NVRTC, beyond the package's own.
+            For NVRTC, beyond the package's own; the simulator takes those that define macros.
         """
         return self.get(TextSpec(text, symbol, tuple(fields), tuple(options)), device)
 
-    def is_compiled(self, spec: KernelSpec, device: int) -> bool:
+    def is_compiled(self, spec: KernelSpec, device: Device) -> bool:
         """Whether `get` would not compile."""
         if (spec, device) in self._kernels:
             return True
-        architecture = device_limits(device).architecture
-        return (spec, architecture) in self._images or self._read(spec, architecture, self._identity()) is not None
+        target = _target(device)
+        return (spec, target) in self._images or self._read(spec, target, self._compiler_of(target)) is not None
 
-    def image(self, spec: KernelSpec, architecture: int) -> Image:
-        """Return a kernel's machine code: from disk, else compiled and put there. Needs no device."""
-        return self._images.get((spec, architecture), lambda: self._make_image(spec, architecture))
+    def image(self, spec: KernelSpec, target: int | Target) -> Image:
+        """Return a kernel's machine code: from disk, else compiled and put there. Needs no device.
 
-    def _key(self, spec: KernelSpec, architecture: int, identity: str) -> str:
+        Parameters
+        ----------
+        spec : KernelSpec
+            The kernel.
+        target : int or Target
+            An architecture, such as 90; or the simulator's.
+        """
+        if isinstance(target, int):
+            target = Target(target)
+        return self._images.get((spec, target), lambda: self._make_image(spec, target))
+
+    def _compiler_of(self, target: Target) -> str:
+        if not target.simulated:
+            return self._identity()
+        from .simulator import toolchain
+
+        return toolchain.compiler_identity()
+
+    def _key(self, spec: KernelSpec, target: Target, identity: str) -> str:
         program = spec.program
-        return digest(
-            {
-                "program": program,
-                "headers": sources.included(program),
-                "options": [*compiler.OPTIONS, *spec.options],
-                "architecture": architecture,
-                "compiler": identity,
-            }
-        )
+        parts: dict[str, object] = {
+            "program": program,
+            "headers": sources.included(program),
+            "options": [*compiler.OPTIONS, *spec.options],
+            "architecture": target.architecture,
+            "compiler": identity,
+        }
+        if target.simulated:
+            from .simulator import toolchain
 
-    def _read(self, spec: KernelSpec, architecture: int, identity: str) -> Image | None:
-        found = self.cache.get(f"{spec.symbol}.sm_{architecture}", self._key(spec, architecture, identity))
+            parts |= toolchain.key_parts(target)
+        return digest(parts)
+
+    def _read(self, spec: KernelSpec, target: Target, identity: str) -> Image | None:
+        found = self.cache.get(f"{spec.symbol}.{target}", self._key(spec, target, identity))
         if found is None:
             return None
-        return Image(found, "cubin" if found.startswith(b"\x7fELF") else "ptx", "disk")
+        kind = "module" if target.simulated else "cubin" if found.startswith(b"\x7fELF") else "ptx"
+        return Image(found, kind, "disk")
 
-    def _make_image(self, spec: KernelSpec, architecture: int) -> Image:
-        found = self._read(spec, architecture, self._identity())
+    def _make_image(self, spec: KernelSpec, target: Target) -> Image:
+        found = self._read(spec, target, self._compiler_of(target))
         if found is not None:
             return found
         if self._settings.force_static:
             raise SettingsError(f"TRANSFORMER_RTC_FORCE_STATIC=1 forbids the compile of {spec.symbol}")
         if self._settings.on_compile == "error":
             raise UnexpectedCompileError(
-                f"{spec.symbol} for sm_{architecture} is not in the cache {self.cache.folder}, and "
+                f"{spec.symbol} for {target} is not in the cache {self.cache.folder}, and "
                 f"TRANSFORMER_RTC_ON_COMPILE=error forbids to compile it"
             )
         if self._settings.on_compile == "warn":
-            warnings.warn(f"transformer_rtc compiles {spec.symbol} for sm_{architecture}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"transformer_rtc compiles {spec.symbol} for {target}", RuntimeWarning, stacklevel=2)
         program = spec.program
+        headers = sources.included(program)
         start = time.perf_counter()
-        report = ("-Xptxas=-v",) if self._settings.log >= 2 else ()
-        compiled = self._compile_program(
-            spec.symbol, program, sources.included(program), (*spec.options, *report), architecture
-        )
+        if target.simulated:
+            from .simulator import toolchain
+
+            compiled = toolchain.compile_program(spec.symbol, program, headers, spec.options, target)
+        else:
+            report = ("-Xptxas=-v",) if self._settings.log >= 2 else ()
+            compiled = self._compile_program(
+                spec.symbol, program, headers, (*spec.options, *report), target.architecture
+            )
         elapsed = (time.perf_counter() - start) * 1e3
         if self._settings.log >= 2:
             print(f"{program}\n{compiled.log}", file=sys.stderr)
-        self._tell(Event("compile", spec.symbol, architecture, None, elapsed, len(compiled.image), "compiler"))
+        self._tell(Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler"))
         # Filed under what really compiled it, which may not be what the environment promised.
         self.cache.put(
-            f"{spec.symbol}.sm_{architecture}",
-            self._key(spec, architecture, compiled.compiler),
+            f"{spec.symbol}.{target}",
+            self._key(spec, target, compiled.compiler),
             compiled.image,
-            {"symbol": spec.symbol, "architecture": architecture, "kind": compiled.kind, "compiler": compiled.compiler},
+            {"symbol": spec.symbol, "target": str(target), "kind": compiled.kind, "compiler": compiled.compiler},
         )
         return Image(compiled.image, compiled.kind, "compiler")
 
-    def _load(self, key: Hashable, symbol: str, params: Params, device: int, image: Callable[[int], Image]) -> Kernel:
+    def _load(
+        self, key: Hashable, symbol: str, params: Params, device: Device, image: Callable[[Target], Image]
+    ) -> Kernel:
         def make() -> Kernel:
-            architecture = device_limits(device).architecture
-            data, kind, origin = image(architecture)
+            target = _target(device)
+            data, kind, origin = image(target)
             start = time.perf_counter()
-            kernel = Kernel(symbol, params, device, data)
+            if isinstance(device, SimulatedDevice):
+                from .simulator.kernel import SimulatedKernel  # loads the machine
+
+                kernel: Kernel = SimulatedKernel(symbol, params, device, data)
+            else:
+                kernel = gpu.load(symbol, params, device, data)
             elapsed = (time.perf_counter() - start) * 1e3
-            event = "load" if kind == "cubin" else "load_ptx"
-            self._tell(Event(event, symbol, architecture, device, elapsed, len(data), origin))
+            event = "load_ptx" if kind == "ptx" else "load"
+            self._tell(Event(event, symbol, target, device, elapsed, len(data), origin))
             return kernel
 
         return self._kernels.get((key, device), make)
@@ -287,7 +347,7 @@ class KernelManager:
     def _tell(self, event: Event) -> None:
         self.counts[event.kind] += 1
         if self._settings.log:
-            where = f"sm_{event.architecture}" if event.device is None else f"cuda:{event.device}"
+            where = f"cuda:{event.device}" if isinstance(event.device, int) else str(event.target)
             print(
                 f"transformer_rtc: {event.kind} {event.symbol} {where} {event.milliseconds:.2f} ms, {event.size} bytes "
                 f"from {event.origin}",

@@ -7,7 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["ARCHITECTURES", "BFLOAT16", "FLOAT16", "FLOAT32", "DType", "DeviceLimits", "Field", "KernelSpec", "Params"]
+__all__ = [
+    "ARCHITECTURES",
+    "BFLOAT16",
+    "FLOAT16",
+    "FLOAT32",
+    "DType",
+    "DeviceLimits",
+    "Field",
+    "KernelSpec",
+    "Params",
+    "Target",
+]
 
 
 class DType(NamedTuple):
@@ -74,6 +85,24 @@ ARCHITECTURES = {
         DeviceLimits(120, 99 * 1024, 8),
     )
 }
+
+
+class Target(NamedTuple):
+    """What a kernel is compiled for.
+
+    Attributes
+    ----------
+    architecture : int
+        90 for compute capability 9.0.
+    simulated : str
+        Empty: a GPU. ``"fast"`` or ``"checked"``: the simulator, which runs it on the CPU.
+    """
+
+    architecture: int
+    simulated: str = ""
+
+    def __str__(self) -> str:
+        return f"sm_{self.architecture}" + (f".{self.simulated}" if self.simulated else "")
 
 
 class Field(NamedTuple):
@@ -217,4 +246,5 @@ class TextSpec(KernelSpec):
 
     @property
     def program(self) -> str:
-        return (self.params.text("Params") if self.fields else "") + self.text
+        # Lines are counted as the caller does.
+        return (self.params.text("Params") if self.fields else "") + "#line 1\n" + self.text

@@ -179,7 +179,12 @@ int Function::parameter_bytes() const {
   return driver().cuFuncGetParamInfo(function_, 0, &offset, &size) == 0 ? static_cast<int>(size) : 0;
 }
 
-void Function::launch(const LaunchShape& shape, void* params, CUstream stream) const {
+void Function::zero(void* data, size_t bytes, CUstream stream) const {
+  CurrentContext current(device_);
+  check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(data), 0, bytes, stream), "cuMemsetD8Async");
+}
+
+void Function::launch(const LaunchShape& shape, void* params, CUstream stream, const std::vector<Memory>&) const {
   CurrentContext current(device_);
   CUlaunchAttribute attributes[2];
   const CUlaunchConfig config = driver_config(shape, stream, attributes);

@@ -158,8 +158,28 @@ struct LaunchShape {
   bool cooperative;
 };
 
+// Rows of an array that a kernel is given.
+struct Memory {
+  const std::string* name;
+  const char* data;
+  int64_t element_bytes, columns;
+  int64_t outer_count, outer_stride, inner_count, inner_stride;  // strides in elements
+  bool writable, initialised;
+};
+
+// What runs a plan's kernel: a function on a GPU, or something of Python's.
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+  virtual void zero(void* data, size_t bytes, CUstream stream) const = 0;
+  // `memory` is empty where it is not asked for.
+  virtual void launch(const LaunchShape& shape, void* params, CUstream stream,
+                      const std::vector<Memory>& memory) const = 0;
+  virtual bool asks_for_memory() const { return false; }
+};
+
 // A kernel loaded on one device. Loaded for the process's life, as a captured graph may keep it.
-class Function {
+class Function : public Launcher {
  public:
   Function(int ordinal, const void* image, const std::string& symbol);
 
@@ -170,8 +190,10 @@ class Function {
   int max_active_clusters(const LaunchShape& shape) const;
   // Bytes of the kernel's one parameter, or -1 where the driver cannot say.
   int parameter_bytes() const;
+  void zero(void* data, size_t bytes, CUstream stream) const override;
   // Does not check that a cooperative or cluster grid can be resident: the driver does.
-  void launch(const LaunchShape& shape, void* params, CUstream stream) const;
+  void launch(const LaunchShape& shape, void* params, CUstream stream,
+              const std::vector<Memory>& memory) const override;
 
   const Device& device() const { return device_; }
 

@@ -60,6 +60,32 @@ class PythonAllocator : public Allocator {
   py::object allocate_;
 };
 
+// A launcher of Python's: zero(address, bytes) and
+// launch(grid, block, cluster, dynamic shared memory, cooperative, address of the parameters, memory).
+class PythonLauncher : public Launcher {
+ public:
+  PythonLauncher(py::object zero, py::object launch) : zero_(std::move(zero)), launch_(std::move(launch)) {}
+
+  void zero(void* data, size_t bytes, CUstream) const override { zero_(reinterpret_cast<uintptr_t>(data), bytes); }
+
+  void launch(const LaunchShape& shape, void* params, CUstream, const std::vector<Memory>& memory) const override {
+    const auto triple = [](const Dim3& size) { return py::make_tuple(size.x, size.y, size.z); };
+    py::list rows;
+    for (const Memory& m : memory) {
+      rows.append(py::make_tuple(reinterpret_cast<uintptr_t>(m.data), m.writable, m.initialised, *m.name,
+                                 m.element_bytes, m.columns, m.outer_count, m.outer_stride, m.inner_count,
+                                 m.inner_stride));
+    }
+    launch_(triple(shape.grid), triple(shape.block), triple(shape.cluster), shape.dynamic_shared_memory,
+            shape.cooperative, reinterpret_cast<uintptr_t>(params), rows);
+  }
+
+  bool asks_for_memory() const override { return true; }
+
+ private:
+  py::object zero_, launch_;
+};
+
 constexpr const char* kOperatorCapsule = "transformer_rtc.operator";
 
 PyObject* call_operator(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
@@ -188,7 +214,11 @@ PYBIND11_MODULE(_native, module) {
   module.def("to_dlpack", &to_dlpack);
   module.def("read_dlpack", &read_dlpack);
 
-  py::class_<Function, std::shared_ptr<Function>>(module, "Function")
+  py::class_<Launcher, std::shared_ptr<Launcher>>(module, "Launcher");
+  py::class_<PythonLauncher, Launcher, std::shared_ptr<PythonLauncher>>(module, "PythonLauncher")
+      .def(py::init<py::object, py::object>());
+
+  py::class_<Function, Launcher, std::shared_ptr<Function>>(module, "Function")
       .def(py::init([](int ordinal, const py::bytes& image, const std::string& symbol) {
         return std::make_shared<Function>(ordinal, PyBytes_AS_STRING(image.ptr()), symbol);
       }))
@@ -210,7 +240,7 @@ PYBIND11_MODULE(_native, module) {
                         std::array<unsigned, 3> cluster, unsigned dynamic_shared_memory, bool cooperative,
                         py::bytes params, uintptr_t stream) {
         self.launch(launch_shape(grid, block, cluster, dynamic_shared_memory, cooperative),
-                    PyBytes_AS_STRING(params.ptr()), as_stream(stream));
+                    PyBytes_AS_STRING(params.ptr()), as_stream(stream), {});
       });
 
   py::class_<Buffer, std::shared_ptr<Buffer>>(module, "Buffer")
@@ -269,11 +299,11 @@ PYBIND11_MODULE(_native, module) {
       .value("WORKSPACE", Source::workspace);
 
   py::class_<Plan>(module, "Plan")
-      .def(py::init([](std::shared_ptr<Function> function, std::array<unsigned, 3> block,
+      .def(py::init([](std::shared_ptr<Launcher> launcher, std::array<unsigned, 3> block,
                        std::array<unsigned, 3> cluster, unsigned dynamic_shared_memory, bool cooperative,
                        const std::vector<std::tuple<Source, int, int>>& fields, int64_t rows_per_cta,
                        int64_t ctas_per_row, int64_t max_groups, int64_t workspace_bytes) {
-        Plan plan{std::move(function),
+        Plan plan{std::move(launcher),
                   launch_shape({1, 1, 1}, block, cluster, dynamic_shared_memory, cooperative),
                   {},
                   rows_per_cta,

@@ -484,12 +484,32 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
         break;
     }
   }
-  if (plan->workspace_bytes > 0) {
-    CurrentContext current(plan->function->device());
-    check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(workspace_data), 0, plan->workspace_bytes * launched,
-                                   stream),
-          "cuMemsetD8Async");
+  if (plan->workspace_bytes > 0) plan->launcher->zero(workspace_data, plan->workspace_bytes * launched, stream);
+  std::vector<Memory> memory;
+  if (plan->launcher->asks_for_memory()) {
+    static const std::string workspace_name = "the workspace";
+    array = 0;
+    for (const Argument& argument : arguments_) {
+      if (!is_array(argument.role)) continue;
+      const int i = array++;
+      const bool input = is_input(argument.role);
+      if (input ? call.objects[i] == nullptr : !call.wanted[i]) continue;
+      Memory rows{&argument.name, call.views[i].data, dtype_bytes(call.dtypes[i]), columns, 1, 0, 1, 0, !input, input};
+      if (argument.role == Role::row_values) {
+        rows.columns = geometry.rows;
+      } else if (argument.role != Role::columns) {
+        rows.outer_count = geometry.rows / geometry.inner_count;
+        rows.outer_stride = strides[i].outer;
+        rows.inner_count = geometry.inner_count;
+        rows.inner_stride = strides[i].inner;
+      }
+      memory.push_back(rows);
+    }
+    if (plan->workspace_bytes > 0) {
+      memory.push_back(
+          {&workspace_name, workspace_data, 1, plan->workspace_bytes * launched, 1, 0, 1, 0, true, true});
+    }
   }
-  plan->function->launch(shape, params, stream);
+  plan->launcher->launch(shape, params, stream, memory);
   return outputs.release();
 }

@@ -56,7 +56,7 @@ constexpr int kMaxParameterBytes = 256;
 
 // All that is fixed once the arguments' types and the hidden size are known.
 struct Plan {
-  std::shared_ptr<Function> function;
+  std::shared_ptr<Launcher> launcher;
   LaunchShape shape;  // but for the grid
   std::vector<FieldFill> fields;
   int64_t rows_per_cta;

@@ -1,0 +1,78 @@
+// Narrow floating-point formats in plain arithmetic: for the simulator, and for architectures that have no instruction.
+#pragma once
+
+#include "platform.cuh"
+
+namespace trtc {
+
+// A format with `Fraction` bits of fraction and the exponent's bias `Bias`, subnormals included. Magnitudes are without
+// the sign.
+
+// The magnitude of the nearest value, ties to even, as if the exponent had no end. `magnitude` is a finite float's.
+template <int Fraction, int Bias>
+TRTC_DEVICE uint32 narrow_magnitude(uint32 magnitude) {
+  constexpr int shift = 23 - Fraction;
+  constexpr uint32 smallest_normal = (127u + 1 - Bias) << 23;
+  if (magnitude < smallest_normal) {
+    // The last place of this sum is that of a subnormal.
+    constexpr uint32 one = (127u + 1 - Bias + shift) << 23;
+    return bits_from_float(float_from_bits(magnitude) + float_from_bits(one)) - one;
+  }
+  const uint32 odd = magnitude >> shift & 1;
+  return ((magnitude + ((1u << (shift - 1)) - 1) + odd) >> shift) - ((127u - Bias) << Fraction);
+}
+
+// A finite value; where the format has infinities and NaNs, they become numbers beyond its largest.
+template <int Fraction, int Bias>
+TRTC_DEVICE float widen_magnitude(uint32 magnitude) {
+  constexpr uint32 scale = (127u + 127 - Bias) << 23;
+  return float_from_bits(magnitude << (23 - Fraction)) * float_from_bits(scale);
+}
+
+enum : uint32 { infinity_magnitude = 0x7f800000u };
+
+TRTC_DEVICE float with_sign(float value, uint32 sign) { return float_from_bits(bits_from_float(value) | sign << 31); }
+
+TRTC_DEVICE uint32 float16_from_float(float value) {
+  const uint32 sign = bits_from_float(value) >> 31, magnitude = bits_from_float(value) & 0x7fffffffu;
+  if (magnitude > infinity_magnitude) return 0x7fffu;
+  if (magnitude == infinity_magnitude) return sign << 15 | 0x7c00u;
+  return sign << 15 | min(narrow_magnitude<10, 15>(magnitude), 0x7c00u);
+}
+
+TRTC_DEVICE float float_from_float16(uint32 bits) {
+  const uint32 magnitude = bits & 0x7fffu, sign = bits >> 15 & 1;
+  if (magnitude >= 0x7c00u) return with_sign(float_from_bits(infinity_magnitude | (magnitude & 0x3ffu) << 13), sign);
+  return with_sign(widen_magnitude<10, 15>(magnitude), sign);
+}
+
+TRTC_DEVICE uint32 bfloat16_from_float(float value) {
+  const uint32 bits = bits_from_float(value);
+  if ((bits & 0x7fffffffu) > infinity_magnitude) return 0x7fffu;
+  return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+}
+
+// The formats of 8 bits saturate: what is beyond the largest number, infinity too, becomes that.
+TRTC_DEVICE uint32 float8_e4m3_from_float(float value) {
+  const uint32 sign = bits_from_float(value) >> 31, magnitude = bits_from_float(value) & 0x7fffffffu;
+  if (magnitude > infinity_magnitude) return 0x7fu;
+  if (magnitude == infinity_magnitude) return sign << 7 | 0x7eu;
+  return sign << 7 | min(narrow_magnitude<3, 7>(magnitude), 0x7eu);
+}
+
+TRTC_DEVICE float float_from_float8_e4m3(uint32 bits) {
+  const uint32 magnitude = bits & 0x7fu;
+  if (magnitude == 0x7fu) return float_from_bits(0x7fffffffu);
+  return with_sign(widen_magnitude<3, 7>(magnitude), bits >> 7 & 1);
+}
+
+TRTC_DEVICE uint32 float8_e5m2_from_float(float value) {
+  const uint32 sign = bits_from_float(value) >> 31, magnitude = bits_from_float(value) & 0x7fffffffu;
+  if (magnitude > infinity_magnitude) return 0x7fu;
+  if (magnitude == infinity_magnitude) return sign << 7 | 0x7bu;
+  return sign << 7 | min(narrow_magnitude<2, 15>(magnitude), 0x7bu);
+}
+
+TRTC_DEVICE float float_from_float8_e5m2(uint32 bits) { return float_from_float16(bits << 8); }
+
+}  // namespace trtc

@@ -1,0 +1,5 @@
+"""Runs a kernel's text on the CPU, with CUDA's semantics; in checked mode every access is checked."""
+
+from .device import SimulatedDevice
+
+__all__ = ["SimulatedDevice"]

@@ -1,0 +1,26 @@
+"""The machine's interface: see native/module.cpp."""
+
+from collections.abc import Sequence
+from typing import Any
+
+class Module:
+    def __init__(self, path: str) -> None: ...
+    @property
+    def static_shared_memory(self) -> int: ...
+    @property
+    def base(self) -> int: ...
+    def parameter_bytes(self, kernel: str) -> int: ...
+    def run(
+        self,
+        kernel: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        cluster: tuple[int, int, int],
+        dynamic_shared_memory: int,
+        cooperative: bool,
+        params: int,
+        memory: Sequence[tuple[int, bool, bool, str, int, int, int, int, int, int]],
+        checked: bool,
+        schedule: int,
+        seed: int,
+    ) -> tuple[Any, Any]: ...

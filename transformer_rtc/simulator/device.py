@@ -1,0 +1,92 @@
+"""What a simulated GPU is like, and how it runs threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+from ..spec import ARCHITECTURES, DeviceLimits, Target
+
+__all__ = ["ORDERS", "SimulatedDevice"]
+
+# In the order of native/machine.hpp's Schedule.
+ORDERS = ("first_in", "last_in", "random")
+
+# (threads, CTAs) of a multiprocessor. CUDA C++ Programming Guide, "Technical specifications per compute capability".
+_RESIDENT = {80: (2048, 32), 89: (1536, 24), 90: (2048, 32), 100: (2048, 32), 120: (1536, 24)}
+_MAX_THREADS = 1024
+_SYSTEM_SHARED_MEMORY = 1024  # of each CTA
+
+
+@dataclass(frozen=True)
+class SimulatedDevice:
+    """A GPU simulated on the CPU: a device for `KernelManager`, an implementation for `using`.
+
+    Parameters
+    ----------
+    architecture : int
+        One of `transformer_rtc.spec.ARCHITECTURES`, 90 for compute capability 9.0: its limits hold, and kernels take
+        its branch.
+    checked : bool
+        Whether every access is checked: races between threads, by what barriers, fences and acquires order; bounds,
+        alignment, shared memory that was never written, integer overflow, barriers that not all threads reach. About
+        three times slower.
+    order : str
+        Which thread goes on where several can: ``"first_in"``, ``"last_in"`` (one warp runs as far ahead as it can) or
+        ``"random"``.
+    seed : int
+        Of the random order.
+    static : bool
+        Whether operators run the general kernels that a build compiles, instead of specialised ones.
+    multiprocessors : int
+        How many there are: how large a cooperative grid can be.
+
+    Raises
+    ------
+    ArgumentError
+        If a value is not as described.
+    """
+
+    architecture: int = 90
+    checked: bool = False
+    order: str = "first_in"
+    seed: int = 0
+    static: bool = False
+    multiprocessors: int = 8
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            raise ArgumentError(f"architecture is {self.architecture!r}; it takes {', '.join(map(str, ARCHITECTURES))}")
+        if self.order not in ORDERS:
+            raise ArgumentError(f"order is {self.order!r}; it takes {', '.join(ORDERS)}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ArgumentError(f"seed is {self.seed!r}; it takes 0 to 2**64 - 1")
+        if not isinstance(self.multiprocessors, int) or not 1 <= self.multiprocessors <= 1024:
+            raise ArgumentError(f"multiprocessors is {self.multiprocessors!r}; it takes 1 to 1024")
+
+    @property
+    def limits(self) -> DeviceLimits:
+        """What a configuration may use."""
+        return ARCHITECTURES[self.architecture]
+
+    @property
+    def target(self) -> Target:
+        """What kernels are compiled for."""
+        return Target(self.architecture, "checked" if self.checked else "fast")
+
+    @property
+    def max_threads(self) -> int:
+        """The most threads of a CTA."""
+        return _MAX_THREADS
+
+    def max_active_ctas(self, threads: int, shared_memory: int) -> int:
+        """Return how many CTAs of so many threads and bytes a multiprocessor holds together."""
+        if threads > _MAX_THREADS or shared_memory > self.limits.shared_memory_per_cta:
+            return 0
+        most_threads, most_ctas = _RESIDENT[self.architecture]
+        whole_warps = -(-threads // 32) * 32
+        memory = self.limits.shared_memory_per_cta + _SYSTEM_SHARED_MEMORY
+        return min(most_threads // whole_warps, memory // (shared_memory + _SYSTEM_SHARED_MEMORY), most_ctas)
+
+    def __str__(self) -> str:
+        return f"the simulated sm_{self.architecture}"

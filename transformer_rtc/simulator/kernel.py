@@ -1,0 +1,259 @@
+"""A kernel on a simulated device."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .. import _native
+from ..errors import ArgumentError, LaunchError, SimulationError
+from ..launch import MAX_DYNAMIC_SHARED, MAX_THREADS, STATIC_SHARED, Dim3, Kernel, LaunchConfig
+from ..spec import Params
+from . import _machine, toolchain
+from .device import ORDERS, SimulatedDevice
+
+__all__ = ["SimulatedKernel"]
+
+# (address, writable, initialised, name, element bytes, columns, outer count, outer stride, inner count, inner stride)
+Rows = tuple[int, bool, bool, str, int, int, int, int, int, int]
+_DEFAULT_DYNAMIC_SHARED = 48 * 1024
+_MAX_STATIC_SHARED = 48 * 1024
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+_files = itertools.count()
+
+
+def _volume(size: Dim3) -> int:
+    return size[0] * size[1] * size[2]
+
+
+class SimulatedFunction:
+    """What `_native.Function` is on a GPU."""
+
+    def __init__(self, device: SimulatedDevice, image: bytes, symbol: str) -> None:
+        self.device = device
+        self.symbol = symbol
+        self._image = image
+        with self._file() as path:
+            self._module = _machine.Module(path)
+        self._attributes = {
+            MAX_THREADS: device.max_threads,
+            STATIC_SHARED: self._module.static_shared_memory,
+            MAX_DYNAMIC_SHARED: _DEFAULT_DYNAMIC_SHARED - self._module.static_shared_memory,
+        }
+
+    @contextlib.contextmanager
+    def _file(self) -> Iterator[str]:
+        file = os.memfd_create(self.symbol[:200], os.MFD_CLOEXEC)
+        try:
+            os.write(file, self._image)
+            # The loader takes a path that it has seen for the module that it has. A later file may get this number, so
+            # each gets a spelling of its own.
+            spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_files):b}")
+            yield f"/proc/{os.getpid()}/{spelling}fd/{file}"
+        finally:
+            os.close(file)
+
+    def attribute(self, id: int) -> int:
+        return self._attributes.get(id, 0)
+
+    def set_attribute(self, id: int, value: int) -> None:
+        if id == MAX_DYNAMIC_SHARED:
+            most = self.device.limits.shared_memory_per_cta - self._module.static_shared_memory
+            if value > most:
+                raise LaunchError(
+                    f"{self.symbol}: {value} bytes of dynamic shared memory beside {self._module.static_shared_memory} "
+                    f"static ones; a CTA of {self.device} has {self.device.limits.shared_memory_per_cta}"
+                )
+        self._attributes[id] = value
+
+    def set_cache_preference(self, preference: int) -> None:
+        pass
+
+    def max_active_ctas(self, block: Dim3, dynamic_shared_memory: int) -> int:
+        return self.device.max_active_ctas(_volume(block), dynamic_shared_memory + self._module.static_shared_memory)
+
+    def max_active_clusters(self, block: Dim3, cluster: Dim3, dynamic_shared_memory: int) -> int:
+        size = _volume(cluster)
+        if size > self.device.limits.max_cluster_size:
+            return 0
+        return self.max_active_ctas(block, dynamic_shared_memory) * self.device.multiprocessors // size
+
+    def parameter_bytes(self) -> int:
+        return self._module.parameter_bytes(self.symbol)
+
+    def launch(
+        self,
+        grid: Dim3,
+        block: Dim3,
+        cluster: Dim3,
+        dynamic_shared_memory: int,
+        cooperative: bool,
+        params: bytes,
+        stream: int,
+        memory: Sequence[Rows] = (),
+    ) -> None:
+        if stream != 0:
+            raise ArgumentError(f"{self.symbol}: stream is {stream}; the simulator has none but 0")
+        packed = ctypes.create_string_buffer(params, max(len(params), 1))
+        self.launch_address(grid, block, cluster, dynamic_shared_memory, cooperative, ctypes.addressof(packed), memory)
+
+    def launch_address(
+        self,
+        grid: Dim3,
+        block: Dim3,
+        cluster: Dim3,
+        dynamic_shared_memory: int,
+        cooperative: bool,
+        params: int,
+        memory: Sequence[Rows],
+    ) -> None:
+        """Launch with parameters at an address, and run to the end."""
+        self._check(grid, block, cluster, dynamic_shared_memory)
+        device = self.device
+        fault, suspects = self._module.run(
+            self.symbol, grid, block, cluster, dynamic_shared_memory, cooperative, params, memory, device.checked,
+            ORDERS.index(device.order), device.seed,
+        )  # fmt: skip
+        self._raise_suspects(suspects, fault)
+        if fault is not None:
+            kind, message, at, other, file, line = fault
+            frames = self._frames(at, other)
+            if file:
+                frames[0] = [("", os.path.basename(file), line), *frames[0]]
+            raise SimulationError(
+                kind, message, self.symbol, frames[0], *self._place(at), frames[1], *self._place(other)
+            )
+
+    def _check(self, grid: Dim3, block: Dim3, cluster: Dim3, dynamic_shared_memory: int) -> None:
+        def refuse(what: str) -> None:
+            raise LaunchError(f"{self.symbol}: {what}")
+
+        for name, size, most in (("grid", grid, _MAX_GRID), ("block", block, _MAX_BLOCK)):
+            if any(not 1 <= extent <= limit for extent, limit in zip(size, most, strict=True)):
+                refuse(f"{name} is {size}; it takes 1 to {most}")
+        if _volume(block) > self.attribute(MAX_THREADS):
+            refuse(f"{_volume(block)} threads of a CTA; it takes at most {self.attribute(MAX_THREADS)}")
+        if _volume(cluster) > self.device.limits.max_cluster_size:
+            refuse(
+                f"a cluster of {_volume(cluster)} CTAs; {self.device} takes at most "
+                f"{self.device.limits.max_cluster_size}"
+            )
+        if any(extent % part for extent, part in zip(grid, cluster, strict=True)):
+            refuse(f"grid is {grid}; it must be a multiple of the cluster, {cluster}")
+        static = self._module.static_shared_memory
+        if static > _MAX_STATIC_SHARED:
+            refuse(f"{static} bytes of static shared memory; it takes at most {_MAX_STATIC_SHARED}")
+        if dynamic_shared_memory > self.attribute(MAX_DYNAMIC_SHARED):
+            refuse(
+                f"{dynamic_shared_memory} bytes of dynamic shared memory; {self.attribute(MAX_DYNAMIC_SHARED)} are "
+                f"allowed: set max_dynamic_shared_memory"
+            )
+
+    @staticmethod
+    def _place(party: Any) -> tuple[Any, Any]:
+        return (None, None) if party is None else party[1:]
+
+    def _frames(self, *parties: Any) -> list[list[tuple[str, str, int]]]:
+        offsets = [party[0] for party in parties if party is not None and party[0] is not None]
+        with self._file() as path:
+            located = toolchain.locate(path, offsets)
+        frames = []
+        for party in parties:
+            found = located.get(party[0], []) if party is not None and party[0] is not None else []
+            frames.append([frame for frame in found if frame[1] != "prelude.h"])
+        return frames
+
+    def _raise_suspects(self, suspects: Sequence[Any], fault: Any) -> None:
+        # One barrier of the text may be several places in the code: only different lines are a fault. A deadlock or a
+        # race is told first.
+        if fault is not None and fault[0] != "deadlock":
+            return
+        parties = [party for _, a, b in suspects for party in (a, b)]
+        frames = self._frames(*parties)
+        for number, (message, a, b) in enumerate(suspects):
+            first, second = frames[2 * number], frames[2 * number + 1]
+            if first and second and [frame[1:] for frame in first] != [frame[1:] for frame in second]:
+                raise SimulationError(
+                    "divergent_barrier", message, self.symbol, second, *self._place(b), first, *self._place(a)
+                )
+
+
+class SimulatedKernel(Kernel):
+    """A kernel on a simulated device. Made by `KernelManager`.
+
+    It is a `Kernel`, and runs to its end in `launch`. `registers` and `local_memory` are 0: nobody knows.
+    """
+
+    def __init__(self, symbol: str, params: Params, device: SimulatedDevice, image: bytes) -> None:
+        self._simulated = SimulatedFunction(device, image, symbol)
+        launcher = _native.PythonLauncher(zero, self._simulated.launch_address)
+        super().__init__(symbol, params, device, self._simulated, launcher, device.multiprocessors)
+
+    def launch(self, config: LaunchConfig, params: bytes | Mapping[str, Any], stream: int = 0) -> None:
+        """Launch the kernel, and run it to its end.
+
+        Parameters
+        ----------
+        config : LaunchConfig
+            The grid and what belongs to it.
+        params : bytes or mapping
+            What `Params.pack` gave, or its values by name. A pointer may be a numpy array, or anything with its
+            interface: in checked mode, the kernel may touch these arrays and no other memory.
+        stream : int
+            0.
+
+        Raises
+        ------
+        SimulationError
+            If the kernel does what it must not.
+        LaunchError
+            If the launch exceeds the device's limits.
+        ArgumentError
+            If the parameters have another size, or an array is no host array.
+        """
+        memory: list[Rows] = []
+        if not isinstance(params, bytes):
+            values = dict(params)
+            for field in self.params.fields:
+                value = values.get(field.name)
+                if field.type == "pointer" and value is not None and not isinstance(value, int):
+                    values[field.name] = self._take(field.name, value, memory)
+            params = self.params.pack(**values)
+        self._check(config, params)
+        self._simulated.launch(
+            config.grid, config.block, config.cluster, config.dynamic_shared_memory, config.cooperative, params, stream,
+            memory,
+        )  # fmt: skip
+
+    def _take(self, name: str, array: Any, memory: list[Rows]) -> int:
+        interface = getattr(array, "__array_interface__", None)
+        if interface is None:
+            raise ArgumentError(f"{self.symbol}: {name} must be an address or a numpy array; it is {type(array)}")
+        address, read_only = interface["data"]
+        columns = int(interface["typestr"][2:])
+        shape, strides = list(interface["shape"]), interface.get("strides")
+        if strides is None:
+            columns *= math.prod(shape)
+            shape, strides = [], []
+        strides = list(strides)
+        while shape and strides[-1] == columns:  # what lies without gaps is one row
+            columns *= shape.pop()
+            strides.pop()
+        if columns == 0 or 0 in shape:
+            return int(address)
+        extents, steps = [1, 1, *shape][-2:], [0, 0, *strides][-2:]
+        for place in itertools.product(*(range(extent) for extent in shape[:-2])):
+            start = address + sum(i * stride for i, stride in zip(place, strides, strict=False))
+            memory.append((start, not read_only, True, name, 1, columns, extents[0], steps[0], extents[1], steps[1]))
+        return int(address)
+
+
+def zero(address: int, size: int) -> None:
+    """Zero host memory: a workspace's."""
+    ctypes.memset(address, 0, size)

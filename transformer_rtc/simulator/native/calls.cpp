@@ -1,0 +1,448 @@
+// What kernels ask of the machine: barriers, warps' operations, clusters, asynchronous copies and stores, atomics.
+#include <cstring>
+
+#include "machine.hpp"
+
+namespace simulator {
+
+void Machine::land_copies(Thread& thread) {
+  for (const AsyncCopy& copy : thread.copies) {
+    if (launch_->checked) {
+      // Read as late as it may be; and written by the thread itself, now that it has waited.
+      forget_reader(copy.from, copy.bytes, key_of(Owner::pending, thread.number));
+      access(thread, copy.from, copy.bytes, copy.bytes, false, event_of(thread, copy.caller));
+      set_writer(copy.to, copy.bytes, event_of(thread, copy.caller));
+    }
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  }
+  thread.copies.clear();
+}
+
+void Machine::cluster_arrived(Cluster& cluster) {
+  // What a whole CTA releases at one tick is one entry.
+  for (size_t begin = 0; begin < cluster.releases.size();) {
+    const auto& [first, clock] = cluster.releases[begin];
+    size_t end = begin;
+    while (end < cluster.releases.size() && cluster.releases[end].first->cta == first->cta &&
+           cluster.releases[end].second == clock) {
+      ++end;
+    }
+    if (end - begin == first->cta->threads.size()) {
+      cluster.pending.learn(key_of(Owner::cta, first->cta->number), clock + 1);
+    } else {
+      for (size_t i = begin; i < end; ++i) {
+        const auto& [thread, tick] = cluster.releases[i];
+        cluster.pending.learn(key_of(Owner::thread, thread->number), tick + 1);
+      }
+    }
+    begin = end;
+  }
+  cluster.releases.clear();
+  cluster.released = std::move(cluster.pending);
+  cluster.pending.clear();
+  cluster.arrived = 0;
+  ++cluster.phase;
+  ++progress_;
+  for (Cta& cta : cluster.ctas) wake(cta.threads, &cluster);
+}
+
+Barrier& Machine::barrier_at(void* address, Thread& thread, const void* caller) {
+  const auto found = barriers_.find(address);
+  if (found == barriers_.end()) {
+    const Cta* cta = cta_of(address);
+    fail_here(
+        "uninitialised",
+        "no barrier has been initialised at " +
+            (cta == nullptr ? "address " + hexadecimal(reinterpret_cast<uintptr_t>(address))
+                            : shared_place(*cta, static_cast<unsigned>(static_cast<char*>(address) - cta->arena))),
+        caller);
+  }
+  Barrier& barrier = found->second;
+  if (launch_->checked && !knows(thread, barrier.initialised) &&
+      !knows(thread, {key_of(Owner::barrier, barrier.number), nullptr, 0, false})) {
+    fail("race", "uses a barrier in shared memory, and nothing orders that behind its initialisation",
+         party(thread, caller), party_of(barrier.initialised));
+  }
+  return barrier;
+}
+
+void Machine::complete_phase(Barrier& barrier) {
+  if (barrier.arrived != barrier.arrivals || barrier.bytes != 0) return;
+  barrier.released = std::move(barrier.pending);
+  barrier.pending.clear();
+  barrier.arrived = 0;
+  ++barrier.phase;
+  ++progress_;
+  wake(barrier.cta->threads, &barrier);
+}
+
+bool Machine::deliver_one() {
+  if (stores_.empty()) return false;
+  size_t chosen = 0;
+  if (launch_->schedule == Schedule::last_in) chosen = stores_.size() - 1;
+  if (launch_->schedule == Schedule::random) chosen = random() % stores_.size();
+  const AsyncStore store = stores_[chosen];
+  stores_.erase(stores_.begin() + static_cast<std::ptrdiff_t>(chosen));
+  Barrier& barrier = barriers_.at(store.barrier);
+  std::memcpy(store.to, &store.value, store.bytes);
+  if (launch_->checked) {
+    const Event event{key_of(Owner::barrier, barrier.number), store.party.caller, static_cast<Clock>(barrier.phase + 1),
+                      false};
+    set_writer(store.to, store.bytes, event);
+    if (store.target != nullptr) store.target->remote[event.key] = {event, store.party};
+  }
+  ++progress_;
+  barrier.bytes -= store.bytes;
+  complete_phase(barrier);
+  return true;
+}
+
+struct Calls {
+  static void access(const void* address, unsigned bytes, unsigned alignment, bool writes, const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    machine.access(thread, address, bytes, alignment, writes, machine.event_of(thread, caller));
+  }
+
+  static void atomic(const void* address, unsigned bytes, Atomic kind, Order order, const void* caller) {
+    Machine& machine = *Machine::current;
+    if (!machine.launch_->checked) return;
+    Thread& thread = *machine.running_;
+    const auto whole = reinterpret_cast<uintptr_t>(address);
+    if (whole - reinterpret_cast<uintptr_t>(thread.stack) < Stacks::kBytes) return;
+    Event event = machine.event_of(thread, caller);
+    event.atomic = true;
+    const uint64_t progress = machine.progress_;
+    machine.access(thread, address, bytes, bytes, kind != Atomic::load, event);
+    if (kind == Atomic::change) machine.progress_ = progress;  // changed() tells
+    const bool acquires = order == Order::acquire || order == Order::acquire_release;
+    const bool releases = order == Order::release || order == Order::acquire_release;
+    Released& released = machine.released_[address];
+    const uint64_t cta = thread.cta->number;
+    if (kind != Atomic::store) {
+      for (const auto& [from, what] : released.to_device) {
+        (acquires ? thread.own : from == cta ? thread.heard_in_cta : thread.heard).join(what);
+      }
+      const auto within = released.to_cta.find(cta);
+      if (within != released.to_cta.end()) (acquires ? thread.own : thread.heard_in_cta).join(within->second);
+    }
+    if (kind == Atomic::load) return;
+    if (kind == Atomic::store) released = Released{};
+    if (releases) {
+      machine.publish(thread, released.to_device[cta]);
+    } else {
+      if (!thread.declared.empty()) released.to_device[cta].join(thread.declared);
+      if (!thread.declared_in_cta.empty()) released.to_cta[cta].join(thread.declared_in_cta);
+    }
+  }
+
+  static void changed() { ++Machine::current->progress_; }
+
+  static void fence(bool device, const void*) {
+    Machine& machine = *Machine::current;
+    if (!machine.launch_->checked) return;
+    Thread& thread = *machine.running_;
+    thread.own.join(thread.heard_in_cta);
+    thread.heard_in_cta.clear();
+    if (device) {
+      thread.own.join(thread.heard);
+      thread.heard.clear();
+      machine.publish(thread, thread.declared);
+    } else {
+      machine.publish(thread, thread.declared_in_cta);
+    }
+  }
+
+  static unsigned cta_barrier(bool predicate, const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    Cta& cta = *thread.cta;
+    if (cta.finished > 0) {
+      machine.fail_here("divergent_barrier",
+                        "the thread waits for its whole CTA, of which " + std::to_string(cta.finished) +
+                            " threads have left the kernel",
+                        caller);
+    }
+    if (cta.arrived == 0) {
+      cta.barrier_caller = caller;
+      cta.barrier_first = &thread;
+      cta.predicates = 0;
+    } else if (machine.launch_->checked && caller != cta.barrier_caller) {
+      machine.suspect("threads of a CTA meet at different barriers",
+                      machine.party(*cta.barrier_first, cta.barrier_caller), machine.party(thread, caller));
+    }
+    cta.predicates += predicate;
+    if (++cta.arrived < cta.threads.size()) {
+      machine.wait(thread, &cta, "a barrier of its CTA", caller);
+    } else {
+      cta.result = cta.predicates;
+      cta.arrived = 0;
+      if (machine.launch_->checked) machine.meet_cta(cta);
+      machine.wake(cta.threads, &cta);
+      machine.pass(thread);
+    }
+    return cta.result;
+  }
+
+  static unsigned long long collective(Collective kind, unsigned mask, unsigned long long value, unsigned source,
+                                       const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    Warp& warp = *thread.warp;
+    const unsigned lane = thread.index % 32, bit = 1u << lane;
+    mask &= warp.lanes;
+    if ((mask & bit) == 0) {
+      machine.fail_here("divergent_barrier", "the mask of a warp's operation does not name the lane that calls it",
+                        caller);
+    }
+    if ((mask & warp.finished) != 0) {
+      machine.fail_here("divergent_barrier", "the lane waits for lanes of its warp that have left the kernel", caller);
+    }
+    Meeting* meeting = nullptr;
+    for (const auto& candidate : warp.meetings) {
+      if (candidate->mask == mask && candidate->kind == kind && candidate->arrived != mask &&
+          (candidate->arrived & bit) == 0) {
+        meeting = candidate.get();
+      }
+    }
+    if (meeting == nullptr) {
+      if (warp.spare.empty()) warp.spare.push_back(std::make_unique<Meeting>());
+      warp.meetings.push_back(std::move(warp.spare.back()));
+      warp.spare.pop_back();
+      meeting = warp.meetings.back().get();
+      meeting->kind = kind;
+      meeting->mask = mask;
+      meeting->arrived = 0;
+      meeting->left = mask;
+      meeting->ballot = 0;
+      meeting->caller = caller;
+      meeting->first_lane = lane;
+    } else if (machine.launch_->checked && caller != meeting->caller) {
+      machine.suspect("lanes of a warp meet at different operations",
+                      machine.party(warp.threads[meeting->first_lane], meeting->caller), machine.party(thread, caller));
+    }
+    meeting->arrived |= bit;
+    meeting->values[lane] = value;
+    if (value != 0) meeting->ballot |= bit;
+    if (meeting->arrived != mask) {
+      machine.wait(thread, meeting, "lanes of its warp", caller);
+    } else {
+      if (machine.launch_->checked && kind == Collective::synchronise) machine.meet_warp(warp, mask);
+      for (unsigned other = 0; other < 32; ++other) {
+        if ((mask & ~bit) >> other & 1) machine.make_ready(warp.threads[other]);
+      }
+      machine.pass(thread);
+    }
+    unsigned long long result = meeting->ballot;
+    if (kind == Collective::shuffle) {
+      if (source >= 32 || (mask >> source & 1) == 0) {
+        if (machine.launch_->checked) {
+          machine.fail_here("divergent_barrier",
+                            "a shuffle reads lane " + std::to_string(source) + ", which does not take part", caller);
+        }
+        source = lane;
+      }
+      result = meeting->values[source];
+    }
+    meeting->left &= ~bit;
+    if (meeting->left == 0) {
+      for (auto& candidate : warp.meetings) {
+        if (candidate.get() != meeting) continue;
+        warp.spare.push_back(std::move(candidate));
+        candidate = std::move(warp.meetings.back());
+        warp.meetings.pop_back();
+        break;
+      }
+    }
+    return result;
+  }
+
+  static void cluster_arrive(bool releases, const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    Cluster& cluster = *thread.cta->cluster;
+    if (thread.at_cluster_barrier) {
+      machine.fail_here("divergent_barrier", "the thread arrives twice at the cluster's barrier without a wait",
+                        caller);
+    }
+    thread.at_cluster_barrier = true;
+    thread.cluster_phase = cluster.phase;
+    if (machine.launch_->checked) {
+      // What a relaxed arrival tells of: barriers whose initialisation was fenced.
+      for (uint64_t number : thread.initialised_barriers) cluster.pending.learn(key_of(Owner::barrier, number), 1);
+      if (releases) {
+        cluster.releases.push_back({&thread, thread.clock});
+        cluster.pending.join(thread.own);
+        cluster.pending.join(thread.cta->common);
+        cluster.pending.learn(key_of(Owner::warp, thread.warp->number), thread.warp->below);
+        cluster.pending.learn(key_of(Owner::cta, thread.cta->number), thread.cta->below);
+        ++thread.clock;
+      }
+    }
+    if (++cluster.arrived + cluster.finished == cluster.threads) machine.cluster_arrived(cluster);
+  }
+
+  static void cluster_wait(const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    Cluster& cluster = *thread.cta->cluster;
+    if (!thread.at_cluster_barrier) {
+      machine.fail_here("divergent_barrier", "the thread waits at the cluster's barrier, where it has not arrived",
+                        caller);
+    }
+    while (cluster.phase == thread.cluster_phase) machine.wait(thread, &cluster, "a barrier of its cluster", caller);
+    thread.at_cluster_barrier = false;
+    if (machine.launch_->checked) thread.own.join(cluster.released);
+  }
+
+  static void* cluster_address(const void* address, unsigned rank, const void* caller) {
+    Machine& machine = *Machine::current;
+    const Cta& cta = *machine.running_->cta;
+    const Cta* owner = machine.cta_of(address);
+    if (owner == nullptr || owner->cluster != cta.cluster) {
+      machine.fail_here("out_of_bounds", "an address that is mapped to another CTA is not in shared memory", caller);
+    }
+    if (rank >= cta.cluster->ctas.size()) {
+      machine.fail_here("out_of_bounds",
+                        "CTA " + std::to_string(rank) + " of a cluster of " + std::to_string(cta.cluster->ctas.size()),
+                        caller);
+    }
+    return cta.cluster->ctas[rank].arena + (static_cast<const char*>(address) - owner->arena);
+  }
+
+  static void copy_async(void* shared, const void* global, unsigned bytes, const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    const Cta* to = machine.cta_of(shared);
+    if (to != thread.cta || machine.cta_of(global) != nullptr) {
+      machine.fail_here("out_of_bounds", "an asynchronous copy goes from global memory to the CTA's own shared memory",
+                        caller);
+    }
+    if (machine.launch_->checked) {
+      Event event = machine.event_of(thread, caller);
+      event.key = key_of(Owner::pending, thread.number);
+      machine.access(thread, global, bytes, bytes, false, event);
+      machine.access(thread, shared, bytes, bytes, true, event);
+    }
+    thread.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes, caller});
+    std::memset(shared, Machine::kPoison, bytes);
+  }
+
+  static void wait_copies(const void*) { Machine::current->land_copies(*Machine::current->running_); }
+
+  static void barrier_init(void* address, unsigned arrivals, const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    Cta* cta = machine.cta_of(address);
+    if (cta != thread.cta) {
+      machine.fail_here("out_of_bounds", "a barrier is initialised outside of the CTA's own shared memory", caller);
+    }
+    const Event event = machine.event_of(thread, caller);
+    if (machine.launch_->checked) machine.access(thread, address, 8, 8, true, event);
+    Barrier barrier{};
+    barrier.number = machine.barrier_count_++;
+    barrier.cta = cta;
+    barrier.arrivals = arrivals;
+    barrier.initialised = event;
+    machine.barriers_[address] = std::move(barrier);
+  }
+
+  static void barrier_publish(const void*) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    for (const auto& [address, barrier] : machine.barriers_) {
+      if (barrier.initialised.key == key_of(Owner::thread, thread.number)) {
+        thread.initialised_barriers.push_back(barrier.number);
+      }
+    }
+  }
+
+  static void barrier_arrive(void* address, unsigned expected_bytes, const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    Barrier& barrier = machine.barrier_at(address, thread, caller);
+    barrier.bytes += expected_bytes;
+    if (machine.launch_->checked) machine.publish(thread, barrier.pending);
+    ++barrier.arrived;
+    machine.complete_phase(barrier);
+  }
+
+  static void barrier_wait(void* address, unsigned parity, const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    Barrier& barrier = machine.barrier_at(address, thread, caller);
+    if (barrier.cta != thread.cta) {
+      machine.fail_here("out_of_bounds", "a thread waits at a barrier in another CTA's shared memory", caller);
+    }
+    while ((barrier.phase & 1) == parity) machine.wait(thread, &barrier, "a barrier in shared memory", caller);
+    if (machine.launch_->checked) {
+      thread.own.join(barrier.released);
+      thread.own.learn(key_of(Owner::barrier, barrier.number), static_cast<Clock>(barrier.phase + 1));
+    }
+  }
+
+  static void store_async(void* to, unsigned long long value, unsigned bytes, void* address, const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    const Barrier& barrier = machine.barrier_at(address, thread, caller);
+    Cta* target = machine.cta_of(to);
+    if (target != barrier.cta) {
+      machine.fail_here("out_of_bounds", "an asynchronous store and its barrier are in different CTAs", caller);
+    }
+    if (target->finished == target->threads.size()) {
+      machine.fail_here("exited_shared_memory",
+                        "stores to the shared memory of block " + text(target->index) + ", which has left the kernel",
+                        caller);
+    }
+    if (machine.launch_->checked) {
+      Event event = machine.event_of(thread, caller);
+      event.key = key_of(Owner::pending, thread.number);
+      machine.access(thread, to, bytes, bytes, true, event);
+    }
+    std::memset(to, Machine::kPoison, bytes);
+    machine.stores_.push_back({static_cast<char*>(to), value, bytes, address, target, machine.party(thread, caller)});
+  }
+
+  static void spin(const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    thread.state = State::polling;
+    thread.waits_for = "a value in memory";
+    thread.waits_at = caller;
+    machine.pollers_.push_back(&thread);
+    machine.leave(thread);
+  }
+
+  static void fault(const char* kind, const char* message, const char* file, unsigned line, const void* caller) {
+    Machine& machine = *Machine::current;
+    if (file != nullptr) {
+      machine.fault_.file = file;
+      machine.fault_.line = line;
+    }
+    machine.fail_here(kind, message, caller);
+  }
+};
+
+Machine::Machine() {
+  interface_.place = &nowhere_;
+  interface_.access = &Calls::access;
+  interface_.atomic = &Calls::atomic;
+  interface_.changed = &Calls::changed;
+  interface_.fence = &Calls::fence;
+  interface_.cta_barrier = &Calls::cta_barrier;
+  interface_.collective = &Calls::collective;
+  interface_.cluster_arrive = &Calls::cluster_arrive;
+  interface_.cluster_wait = &Calls::cluster_wait;
+  interface_.cluster_address = &Calls::cluster_address;
+  interface_.copy_async = &Calls::copy_async;
+  interface_.wait_copies = &Calls::wait_copies;
+  interface_.barrier_init = &Calls::barrier_init;
+  interface_.barrier_publish = &Calls::barrier_publish;
+  interface_.barrier_arrive = &Calls::barrier_arrive;
+  interface_.barrier_wait = &Calls::barrier_wait;
+  interface_.store_async = &Calls::store_async;
+  interface_.spin = &Calls::spin;
+  interface_.fault = &Calls::fault;
+}
+
+}  // namespace simulator

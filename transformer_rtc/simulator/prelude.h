@@ -1,0 +1,517 @@
+// CUDA C++ as the host's compiler sees it: what NVRTC knows without any header, in terms of the simulator's machine.
+// Included before a kernel's text, which is what NVRTC gets, unchanged. No header of the system is.
+#pragma once
+
+#include "interface.h"
+
+#ifdef __clang__
+// Neither checked nor inlined: what it does is the machine's own work, or has been checked, and its caller is the
+// kernel.
+#define TRTC_RAW __attribute__((noinline, unused, disable_sanitizer_instrumentation, no_sanitize("undefined"))) static
+#else
+#define TRTC_RAW __attribute__((noinline, unused, no_sanitize_thread, no_sanitize_undefined)) static
+#endif
+#define TRTC_CALLER __builtin_return_address(0)
+#define TRTC_INLINE inline __attribute__((always_inline))
+
+#define __host__
+#define __device__
+#define __global__ __attribute__((visibility("hidden")))
+#define __forceinline__ TRTC_INLINE
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __restrict__ __restrict
+#define __align__(n) __attribute__((aligned(n)))
+// Variables of a CTA cannot be plain variables of a process.
+#define __shared__ the_simulator_needs_TRTC_SHARED_of_platform_cuh_for_shared_memory
+
+#define TRTC_SIMULATOR 1
+
+extern "C" {
+int printf(const char*, ...);
+float fmaf(float, float, float);
+float sqrtf(float);
+float expf(float);
+float exp2f(float);
+float logf(float);
+float log2f(float);
+float powf(float, float);
+float tanhf(float);
+float sinf(float);
+float cosf(float);
+float erff(float);
+float floorf(float);
+float ceilf(float);
+float roundf(float);
+float rintf(float);
+float truncf(float);
+float fabsf(float);
+float fminf(float, float);
+float fmaxf(float, float);
+double fma(double, double, double);
+double sqrt(double);
+double exp(double);
+double log(double);
+double fabs(double);
+}
+
+namespace trtc_simulator {
+
+static Machine* machine = nullptr;
+static SharedVariable* shared_variables = nullptr;
+extern "C" __attribute__((visibility("default"), used)) const Module trtc_module = {&machine, &shared_variables};
+
+// ---- Memory --------------------------------------------------------------------------------------------------------
+
+// One for each declaration in each instance of a template: `Tag` is a local class. Known when the module is loaded.
+template <unsigned Bytes, unsigned Alignment, class Tag>
+struct Registered {
+  struct Slot : SharedVariable {
+    Slot() {
+      name = Tag::text();
+      bytes = Bytes;
+      alignment = Alignment;
+      offset = 0;
+      next = shared_variables;
+      shared_variables = this;
+    }
+  };
+  static inline Slot slot;
+};
+
+template <unsigned Bytes, unsigned Alignment, class Tag>
+TRTC_RAW char* shared_variable() {
+  return machine->place->shared + Registered<Bytes, Alignment, Tag>::slot.offset;
+}
+
+TRTC_RAW char* dynamic_shared() { return machine->place->dynamic_shared; }
+
+// An access as one instruction makes it, aligned to its size.
+template <class T>
+TRTC_RAW T load(const void* address) {
+#if TRTC_CHECKED
+  machine->access(address, sizeof(T), sizeof(T), false, TRTC_CALLER);
+#endif
+  T value;
+  __builtin_memcpy(&value, address, sizeof(T));
+  return value;
+}
+
+template <class T>
+TRTC_RAW void store(void* address, T value) {
+#if TRTC_CHECKED
+  machine->access(address, sizeof(T), sizeof(T), true, TRTC_CALLER);
+#endif
+  __builtin_memcpy(address, &value, sizeof(T));
+}
+
+// The first `count` of N elements, one access each, and zeros.
+template <class T, int N>
+struct Elements {
+  unsigned word[(N * sizeof(T) + 3) / 4];
+};
+
+template <class T, int N>
+TRTC_RAW Elements<T, N> load_each(const void* address, int count) {
+  Elements<T, N> value = {};
+  for (int i = 0; i < N && i < count; ++i) {
+    const char* element = static_cast<const char*>(address) + i * sizeof(T);
+#if TRTC_CHECKED
+    machine->access(element, sizeof(T), sizeof(T), false, TRTC_CALLER);
+#endif
+    __builtin_memcpy(reinterpret_cast<char*>(&value) + i * sizeof(T), element, sizeof(T));
+  }
+  return value;
+}
+
+// No template's parameter is deduced from a lambda's place: the change is a type with call().
+template <class T, class Change>
+TRTC_RAW T change_atomically(T* address, T operand, Order order) {
+  machine->atomic(address, sizeof(T), Atomic::change, order, TRTC_CALLER);
+  T before, after;
+  __builtin_memcpy(&before, address, sizeof(T));
+  after = Change::of(before, operand);
+  __builtin_memcpy(address, &after, sizeof(T));
+  if (__builtin_memcmp(&before, &after, sizeof(T)) != 0) machine->changed();
+  return before;
+}
+
+template <class T>
+TRTC_RAW T compare_and_swap(T* address, T expected, T desired) {
+  machine->atomic(address, sizeof(T), Atomic::change, Order::relaxed, TRTC_CALLER);
+  T before;
+  __builtin_memcpy(&before, address, sizeof(T));
+  if (__builtin_memcmp(&before, &expected, sizeof(T)) == 0) {
+    __builtin_memcpy(address, &desired, sizeof(T));
+    machine->changed();
+  }
+  return before;
+}
+
+template <class T>
+TRTC_RAW T load_atomically(const T* address, Order order) {
+  machine->atomic(address, sizeof(T), Atomic::load, order, TRTC_CALLER);
+  T value;
+  __builtin_memcpy(&value, address, sizeof(T));
+  return value;
+}
+
+#define TRTC_CHANGE(name, expression)                      \
+  struct name {                                            \
+    template <class T>                                     \
+    __attribute__((always_inline)) static T of(T a, T b) { \
+      return expression;                                   \
+    }                                                      \
+  };
+TRTC_CHANGE(Add, static_cast<T>(a + b))
+TRTC_CHANGE(Exchange, (static_cast<void>(a), b))
+TRTC_CHANGE(Minimum, b < a ? b : a)
+TRTC_CHANGE(Maximum, a < b ? b : a)
+TRTC_CHANGE(And, a& b)
+TRTC_CHANGE(Or, a | b)
+TRTC_CHANGE(Xor, a ^ b)
+#undef TRTC_CHANGE
+
+// ---- Threads that meet ---------------------------------------------------------------------------------------------
+
+TRTC_RAW unsigned cta_barrier(bool predicate) { return machine->cta_barrier(predicate, TRTC_CALLER); }
+TRTC_RAW void warp_barrier(unsigned mask) { machine->collective(Collective::synchronise, mask, 0, 0, TRTC_CALLER); }
+TRTC_RAW unsigned ballot(unsigned mask, bool predicate) {
+  return static_cast<unsigned>(machine->collective(Collective::ballot, mask, predicate, 0, TRTC_CALLER));
+}
+template <class T>
+TRTC_RAW T shuffle(unsigned mask, T value, unsigned source) {
+  static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+  unsigned long long word = 0;
+  __builtin_memcpy(&word, &value, sizeof(T));
+  word = machine->collective(Collective::shuffle, mask, word, source, TRTC_CALLER);
+  __builtin_memcpy(&value, &word, sizeof(T));
+  return value;
+}
+TRTC_RAW void fence(bool device) { machine->fence(device, TRTC_CALLER); }
+TRTC_RAW void spin() { machine->spin(TRTC_CALLER); }
+TRTC_RAW void cluster_arrive(bool releases) { machine->cluster_arrive(releases, TRTC_CALLER); }
+TRTC_RAW void cluster_wait() { machine->cluster_wait(TRTC_CALLER); }
+TRTC_RAW void* cluster_address(const void* address, unsigned rank) {
+  return machine->cluster_address(address, rank, TRTC_CALLER);
+}
+TRTC_RAW void copy_async(void* shared, const void* global, unsigned bytes) {
+  machine->copy_async(shared, global, bytes, TRTC_CALLER);
+}
+TRTC_RAW void wait_all_copies() { machine->wait_copies(TRTC_CALLER); }
+TRTC_RAW void barrier_init(void* barrier, unsigned arrivals) { machine->barrier_init(barrier, arrivals, TRTC_CALLER); }
+TRTC_RAW void barrier_publish() { machine->barrier_publish(TRTC_CALLER); }
+TRTC_RAW void barrier_arrive(void* barrier, unsigned expected_bytes) {
+  machine->barrier_arrive(barrier, expected_bytes, TRTC_CALLER);
+}
+TRTC_RAW void barrier_wait(void* barrier, unsigned parity) { machine->barrier_wait(barrier, parity, TRTC_CALLER); }
+// Where CTA `rank` of the cluster has `to` and `barrier`.
+TRTC_RAW void store_async(void* to, unsigned value, void* barrier, unsigned rank) {
+  to = machine->cluster_address(to, rank, TRTC_CALLER);
+  machine->store_async(to, value, 4, machine->cluster_address(barrier, rank, TRTC_CALLER), TRTC_CALLER);
+}
+[[noreturn]] TRTC_RAW void fault(const char* kind, const char* message) {
+  machine->fault(kind, message, nullptr, 0, TRTC_CALLER);
+  __builtin_unreachable();
+}
+
+// By value: a reference would be an access of the kernel's.
+#define TRTC_PLACE(name, type, expression) \
+  __attribute__((const)) TRTC_RAW type name() { return machine->place->expression; }
+TRTC_PLACE(thread_index, Index, thread)
+TRTC_PLACE(cta_index, Index, cta)
+TRTC_PLACE(cta_size, Index, cta_size)
+TRTC_PLACE(grid_size, Index, grid_size)
+TRTC_PLACE(cluster_rank, unsigned, cluster_rank)
+TRTC_PLACE(cluster_size, unsigned, cluster_size)
+#undef TRTC_PLACE
+
+TRTC_INLINE unsigned lane() {
+  const Index thread = thread_index(), size = cta_size();
+  return (thread.x + size.x * (thread.y + size.y * thread.z)) % 32;
+}
+
+// How an entry is run: all parameters are one struct by value, or there are none.
+template <class Params>
+TRTC_INLINE void run(void (*entry)(Params), const void* params) {
+  Params copy = *static_cast<const Params*>(params);
+  entry(copy);
+}
+TRTC_INLINE void run(void (*entry)(), const void*) { entry(); }
+template <class Params>
+constexpr unsigned parameter_bytes(void (*)(Params)) {
+  return sizeof(Params);
+}
+constexpr unsigned parameter_bytes(void (*)()) { return 0; }
+
+}  // namespace trtc_simulator
+
+// The kernel's symbol, for the machine.
+#define TRTC_EXPORT(symbol)                                                                                     \
+  extern "C" __attribute__((visibility("default"), used, no_sanitize("thread"), no_sanitize("undefined"))) void \
+  trtc_run_##symbol(const void* params) {                                                                       \
+    trtc_simulator::run(&symbol, params);                                                                       \
+  }                                                                                                             \
+  extern "C" __attribute__((visibility("default"), used)) const unsigned trtc_bytes_##symbol =                  \
+      trtc_simulator::parameter_bytes(&symbol);
+
+// ---- Shared memory, as platform.cuh declares it --------------------------------------------------------------------
+
+#define TRTC_SHARED(type, name, count)                    \
+  struct trtc_tag_##name {                                \
+    static const char* text() { return #name; }           \
+  };                                                      \
+  type(&name)[count] = *reinterpret_cast<type(*)[count]>( \
+      trtc_simulator::shared_variable<sizeof(type) * (count), alignof(type), trtc_tag_##name>())
+#define TRTC_DYNAMIC_SHARED(type, name) type* const name = reinterpret_cast<type*>(trtc_simulator::dynamic_shared())
+
+// ---- What the compiler calls at each plain access, and where arithmetic goes wrong ---------------------------------
+
+#if TRTC_CHECKED
+
+#define TRTC_HOOK(name, bytes, alignment, writes)                                                                      \
+  __attribute__((visibility("hidden"), no_sanitize_thread, no_sanitize_undefined)) void __tsan_##name(void* address) { \
+    if (trtc_simulator::machine != nullptr) {                                                                          \
+      trtc_simulator::machine->access(address, bytes, alignment, writes, TRTC_CALLER);                                 \
+    }                                                                                                                  \
+  }
+// A volatile access is a relaxed atomic one.
+#define TRTC_VOLATILE_HOOK(name, bytes, kind)                                                                          \
+  __attribute__((visibility("hidden"), no_sanitize_thread, no_sanitize_undefined)) void __tsan_##name(void* address) { \
+    trtc_simulator::machine->atomic(address, bytes, trtc_simulator::Atomic::kind, trtc_simulator::Order::relaxed,      \
+                                    TRTC_CALLER);                                                                      \
+  }
+#define TRTC_HOOKS(bytes, alignment)                              \
+  TRTC_HOOK(read##bytes, bytes, alignment, false)                 \
+  TRTC_HOOK(write##bytes, bytes, alignment, true)                 \
+  TRTC_HOOK(unaligned_read##bytes, bytes, 1, false)               \
+  TRTC_HOOK(unaligned_write##bytes, bytes, 1, true)               \
+  TRTC_VOLATILE_HOOK(volatile_read##bytes, bytes, load)           \
+  TRTC_VOLATILE_HOOK(volatile_write##bytes, bytes, store)         \
+  TRTC_VOLATILE_HOOK(unaligned_volatile_read##bytes, bytes, load) \
+  TRTC_VOLATILE_HOOK(unaligned_volatile_write##bytes, bytes, store)
+
+extern "C" {
+TRTC_HOOKS(1, 1)
+TRTC_HOOKS(2, 2)
+TRTC_HOOKS(4, 4)
+TRTC_HOOKS(8, 8)
+TRTC_HOOKS(16, 8)
+
+__attribute__((visibility("hidden"), no_sanitize_thread)) void __tsan_init() {}
+__attribute__((visibility("hidden"), no_sanitize_thread)) void __tsan_func_entry(void*) {}
+__attribute__((visibility("hidden"), no_sanitize_thread)) void __tsan_func_exit() {}
+__attribute__((visibility("hidden"), no_sanitize_thread)) void __tsan_read_range(void* address, unsigned long bytes) {
+  trtc_simulator::machine->access(address, static_cast<unsigned>(bytes), 1, false, TRTC_CALLER);
+}
+__attribute__((visibility("hidden"), no_sanitize_thread)) void __tsan_write_range(void* address, unsigned long bytes) {
+  trtc_simulator::machine->access(address, static_cast<unsigned>(bytes), 1, true, TRTC_CALLER);
+}
+// A copy or fill of a struct that the compiler leaves to the library.
+__attribute__((visibility("hidden"), no_sanitize_thread)) void* __tsan_memcpy(void* to, const void* from,
+                                                                              unsigned long bytes) {
+  trtc_simulator::machine->access(from, static_cast<unsigned>(bytes), 1, false, TRTC_CALLER);
+  trtc_simulator::machine->access(to, static_cast<unsigned>(bytes), 1, true, TRTC_CALLER);
+  return __builtin_memcpy(to, from, bytes);
+}
+__attribute__((visibility("hidden"), no_sanitize_thread)) void* __tsan_memset(void* to, int value,
+                                                                              unsigned long bytes) {
+  trtc_simulator::machine->access(to, static_cast<unsigned>(bytes), 1, true, TRTC_CALLER);
+  return __builtin_memset(to, value, bytes);
+}
+
+// UndefinedBehaviorSanitizer's handlers. What they are given starts with the place in the source, but for a cast's.
+struct trtc_source {
+  const char* file;
+  unsigned line, column;
+};
+#define TRTC_ARITHMETIC(handler, kind, message)                                                                    \
+  __attribute__((visibility("hidden"), no_sanitize_thread)) void __ubsan_handle_##handler##_abort(trtc_source* at, \
+                                                                                                  ...) {           \
+    trtc_simulator::machine->fault(kind, message, at->file, at->line, TRTC_CALLER);                                \
+    __builtin_unreachable();                                                                                       \
+  }
+TRTC_ARITHMETIC(add_overflow, "overflow", "a signed addition overflows")
+TRTC_ARITHMETIC(sub_overflow, "overflow", "a signed subtraction overflows")
+TRTC_ARITHMETIC(mul_overflow, "overflow", "a signed multiplication overflows")
+TRTC_ARITHMETIC(negate_overflow, "overflow", "a signed negation overflows")
+TRTC_ARITHMETIC(divrem_overflow, "overflow", "a division by zero, or one that overflows")
+TRTC_ARITHMETIC(shift_out_of_bounds, "overflow", "a shift by a negative count or by more than the type has bits")
+TRTC_ARITHMETIC(float_cast_overflow, "overflow", "a float that the integer type cannot hold")
+TRTC_ARITHMETIC(out_of_bounds, "out_of_bounds", "an index outside of its array")
+TRTC_ARITHMETIC(type_mismatch_v1, "misaligned", "an access that is not aligned to its type")
+#undef TRTC_ARITHMETIC
+}
+#undef TRTC_HOOKS
+#undef TRTC_HOOK
+#undef TRTC_VOLATILE_HOOK
+
+#endif
+
+// ---- CUDA's own names ----------------------------------------------------------------------------------------------
+
+struct dim3 {
+  unsigned x, y, z;
+};
+#define threadIdx (trtc_simulator::thread_index())
+#define blockIdx (trtc_simulator::cta_index())
+#define blockDim (trtc_simulator::cta_size())
+#define gridDim (trtc_simulator::grid_size())
+constexpr int warpSize = 32;
+
+#define TRTC_VECTOR(type, name)                                                                           \
+  struct __attribute__((aligned(2 * sizeof(type)))) name##2 { type x, y; };                               \
+  struct name##3 { type x, y, z; };                                                                       \
+  struct __attribute__((aligned(sizeof(type) < 4 ? 4 * sizeof(type) : 16))) name##4 { type x, y, z, w; }; \
+  TRTC_INLINE name##2 make_##name##2(type x, type y) { return {x, y}; }                                   \
+  TRTC_INLINE name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }                        \
+  TRTC_INLINE name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+TRTC_VECTOR(char, char)
+TRTC_VECTOR(unsigned char, uchar)
+TRTC_VECTOR(short, short)
+TRTC_VECTOR(unsigned short, ushort)
+TRTC_VECTOR(int, int)
+TRTC_VECTOR(unsigned, uint)
+TRTC_VECTOR(float, float)
+TRTC_VECTOR(long long, longlong)
+TRTC_VECTOR(unsigned long long, ulonglong)
+TRTC_VECTOR(double, double)
+#undef TRTC_VECTOR
+
+TRTC_INLINE void __syncthreads() { trtc_simulator::cta_barrier(false); }
+TRTC_INLINE int __syncthreads_count(int predicate) {
+  return static_cast<int>(trtc_simulator::cta_barrier(predicate != 0));
+}
+TRTC_INLINE int __syncthreads_or(int predicate) { return trtc_simulator::cta_barrier(predicate != 0) != 0; }
+TRTC_INLINE int __syncthreads_and(int predicate) { return trtc_simulator::cta_barrier(predicate == 0) == 0; }
+TRTC_INLINE void __syncwarp(unsigned mask = 0xffffffffu) { trtc_simulator::warp_barrier(mask); }
+TRTC_INLINE unsigned __ballot_sync(unsigned mask, int predicate) {
+  return trtc_simulator::ballot(mask, predicate != 0);
+}
+TRTC_INLINE int __any_sync(unsigned mask, int predicate) { return trtc_simulator::ballot(mask, predicate != 0) != 0; }
+TRTC_INLINE int __all_sync(unsigned mask, int predicate) { return trtc_simulator::ballot(mask, predicate == 0) == 0; }
+
+// A source lane outside of the segment of `width` lanes is the lane itself.
+template <class T>
+TRTC_INLINE T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+  const unsigned lane = trtc_simulator::lane(), segment = static_cast<unsigned>(width);
+  return trtc_simulator::shuffle(mask, value,
+                                 (lane & ~(segment - 1)) | (static_cast<unsigned>(source) & (segment - 1)));
+}
+template <class T>
+TRTC_INLINE T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32) {
+  const unsigned lane = trtc_simulator::lane(), segment = static_cast<unsigned>(width);
+  const unsigned source = lane ^ static_cast<unsigned>(lane_mask);
+  return trtc_simulator::shuffle(mask, value, source < (lane | (segment - 1)) + 1 ? source : lane);
+}
+template <class T>
+TRTC_INLINE T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const unsigned lane = trtc_simulator::lane(), in_segment = lane & (static_cast<unsigned>(width) - 1);
+  return trtc_simulator::shuffle(mask, value, delta <= in_segment ? lane - delta : lane);
+}
+template <class T>
+TRTC_INLINE T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const unsigned lane = trtc_simulator::lane(), segment = static_cast<unsigned>(width);
+  return trtc_simulator::shuffle(mask, value, (lane & (segment - 1)) + delta < segment ? lane + delta : lane);
+}
+
+TRTC_INLINE void __threadfence() { trtc_simulator::fence(true); }
+TRTC_INLINE void __threadfence_block() { trtc_simulator::fence(false); }
+TRTC_INLINE void __threadfence_system() { trtc_simulator::fence(true); }
+TRTC_INLINE void __nanosleep(unsigned) { trtc_simulator::spin(); }
+[[noreturn]] TRTC_INLINE void __trap() { trtc_simulator::fault("trap", "the kernel trapped"); }
+
+TRTC_INLINE void __cluster_barrier_arrive() { trtc_simulator::cluster_arrive(true); }
+TRTC_INLINE void __cluster_barrier_arrive_relaxed() { trtc_simulator::cluster_arrive(false); }
+TRTC_INLINE void __cluster_barrier_wait() { trtc_simulator::cluster_wait(); }
+TRTC_INLINE unsigned __clusterRelativeBlockRank() { return trtc_simulator::cluster_rank(); }
+TRTC_INLINE unsigned __clusterSizeInBlocks() { return trtc_simulator::cluster_size(); }
+TRTC_INLINE void* __cluster_map_shared_rank(const void* address, unsigned rank) {
+  return trtc_simulator::cluster_address(address, rank);
+}
+
+#define TRTC_ATOMIC(name, change, type)                                                                     \
+  TRTC_INLINE type name(type* address, type value) {                                                        \
+    return trtc_simulator::change_atomically<type, trtc_simulator::change>(address, value,                  \
+                                                                           trtc_simulator::Order::relaxed); \
+  }
+#define TRTC_ATOMICS(name, change)    \
+  TRTC_ATOMIC(name, change, int)      \
+  TRTC_ATOMIC(name, change, unsigned) \
+  TRTC_ATOMIC(name, change, unsigned long long)
+TRTC_ATOMICS(atomicAdd, Add)
+TRTC_ATOMIC(atomicAdd, Add, float)
+TRTC_ATOMIC(atomicAdd, Add, double)
+TRTC_ATOMICS(atomicExch, Exchange)
+TRTC_ATOMIC(atomicExch, Exchange, float)
+TRTC_ATOMICS(atomicMin, Minimum)
+TRTC_ATOMICS(atomicMax, Maximum)
+TRTC_ATOMICS(atomicAnd, And)
+TRTC_ATOMICS(atomicOr, Or)
+TRTC_ATOMICS(atomicXor, Xor)
+#undef TRTC_ATOMICS
+#undef TRTC_ATOMIC
+TRTC_INLINE int atomicCAS(int* address, int expected, int desired) {
+  return trtc_simulator::compare_and_swap(address, expected, desired);
+}
+TRTC_INLINE unsigned atomicCAS(unsigned* address, unsigned expected, unsigned desired) {
+  return trtc_simulator::compare_and_swap(address, expected, desired);
+}
+TRTC_INLINE unsigned long long atomicCAS(unsigned long long* address, unsigned long long expected,
+                                         unsigned long long desired) {
+  return trtc_simulator::compare_and_swap(address, expected, desired);
+}
+TRTC_INLINE int atomicSub(int* address, int value) { return atomicAdd(address, -value); }
+TRTC_INLINE unsigned atomicSub(unsigned* address, unsigned value) { return atomicAdd(address, 0u - value); }
+
+template <class T>
+TRTC_INLINE T __ldg(const T* address) {
+  return *address;
+}
+
+#define TRTC_MINIMUM(type)                                                 \
+  constexpr TRTC_INLINE type min(type a, type b) { return b < a ? b : a; } \
+  constexpr TRTC_INLINE type max(type a, type b) { return a < b ? b : a; }
+TRTC_MINIMUM(int)
+TRTC_MINIMUM(unsigned)
+TRTC_MINIMUM(long)
+TRTC_MINIMUM(unsigned long)
+TRTC_MINIMUM(long long)
+TRTC_MINIMUM(unsigned long long)
+#undef TRTC_MINIMUM
+TRTC_INLINE float min(float a, float b) { return fminf(a, b); }
+TRTC_INLINE float max(float a, float b) { return fmaxf(a, b); }
+
+TRTC_INLINE float __uint_as_float(unsigned bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+TRTC_INLINE unsigned __float_as_uint(float value) {
+  unsigned bits;
+  __builtin_memcpy(&bits, &value, 4);
+  return bits;
+}
+TRTC_INLINE float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
+TRTC_INLINE int __float_as_int(float value) { return static_cast<int>(__float_as_uint(value)); }
+
+TRTC_INLINE float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+TRTC_INLINE float __fadd_rn(float a, float b) { return a + b; }
+TRTC_INLINE float __fsub_rn(float a, float b) { return a - b; }
+TRTC_INLINE float __fmul_rn(float a, float b) { return a * b; }
+TRTC_INLINE float __fdiv_rn(float a, float b) { return a / b; }
+TRTC_INLINE float __frcp_rn(float a) { return 1.0f / a; }
+TRTC_INLINE float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
+TRTC_INLINE float __fdividef(float a, float b) { return a / b; }
+TRTC_INLINE float __expf(float a) { return expf(a); }
+TRTC_INLINE float __logf(float a) { return logf(a); }
+TRTC_INLINE float rsqrtf(float a) { return static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(a))); }
+
+TRTC_INLINE unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
+}
+TRTC_INLINE int __mulhi(int a, int b) { return static_cast<int>(static_cast<long long>(a) * b >> 32); }
+TRTC_INLINE int __popc(unsigned a) { return __builtin_popcount(a); }
+TRTC_INLINE int __clz(int a) { return a == 0 ? 32 : __builtin_clz(static_cast<unsigned>(a)); }
+TRTC_INLINE int __ffs(int a) { return __builtin_ffs(a); }

@@ -1,0 +1,207 @@
+"""A program's text -> a module for this machine's CPU, through the host's C++ compiler."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+
+from ..compiler import Compiled, file_identity
+from ..errors import CompileError, CompilerNotFoundError
+from ..spec import Target
+
+__all__ = ["compile_program", "compiler_identity", "key_parts", "locate"]
+
+_HERE = os.path.dirname(os.path.realpath(__file__))
+_FLAGS = (
+    *("-x", "c++", "-std=c++17", "-O1", "-g1", "-w", "-pipe", "-fPIC", "-nostdinc", "-fno-exceptions", "-fno-rtti"),
+    # No assumption and no contraction that NVRTC does not make; registers that nobody set hold a pattern, not luck.
+    *("-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fsigned-char"),
+    *(
+        "-fvisibility=hidden",
+        "-fno-threadsafe-statics",
+        "-fno-stack-protector",
+        "-fstack-clash-protection",
+        "-fno-asynchronous-unwind-tables",
+    ),
+)
+# The compiler then calls the prelude's hooks at every access; its own run-time library is not linked.
+_CHECKED_FLAGS = (
+    "-fsanitize=thread",
+    "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow",
+    "-fno-sanitize-recover=all",
+)
+_LINK_FLAGS = ("-shared", "-nostdlib", "-lm", "-lc")
+_X86_64_V3 = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
+
+
+def _command() -> list[str]:
+    given = shlex.split(os.environ.get("CXX", ""))
+    for command in [given] if given else [["g++"], ["clang++"], ["c++"]]:
+        path = shutil.which(command[0])
+        if path:
+            return [path, *command[1:]]
+    what = f"CXX is {os.environ['CXX']!r}, which is not found" if given else "neither g++ nor clang++ is on PATH"
+    raise CompilerNotFoundError(
+        f"to run kernels on the CPU, a C++ compiler must compile them, and {what}: install one (apt install g++), or "
+        f"set CXX"
+    )
+
+
+def compiler_identity() -> str:
+    """Return which compiler would compile, without running it.
+
+    Raises
+    ------
+    CompilerNotFoundError
+        If there is none.
+    """
+    command = _command()
+    return " ".join([file_identity(command[0]), *command[1:]])
+
+
+@functools.cache
+def _prelude() -> dict[str, str]:
+    texts = {}
+    for name in ("prelude.h", "interface.h"):
+        with open(os.path.join(_HERE, name), encoding="utf-8") as file:
+            texts[name] = file.read()
+    return texts
+
+
+@functools.cache
+def _machine_flags() -> tuple[str, ...]:
+    if platform.machine() != "x86_64":
+        return ()
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            flags = next((line for line in file if line.startswith("flags")), "")
+    except OSError:
+        flags = ""
+    # Fused multiply-adds without a call. Not the very processor: other machines may read the same cache.
+    return ("-march=x86-64-v3",) if set(flags.split()) >= _X86_64_V3 else ()
+
+
+@functools.cache
+def _version(command: tuple[str, ...]) -> tuple[bool, int]:
+    """Return whether a compiler is clang, and its major version."""
+    text = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"(\d+)\.\d+", text)
+    return "clang" in text, int(found[1]) if found else 0
+
+
+def _definitions(options: Iterable[str]) -> list[str]:
+    """Return those of NVRTC's options that this compiler shares: macros."""
+    found = []
+    pending = list(options)
+    while pending:
+        option = pending.pop(0)
+        match = re.fullmatch(r"(-D|-U|--define-macro|--undefine-macro)=?\s*(.*)", option)
+        if match:
+            value = match[2] or (pending.pop(0) if pending else "")
+            found.append(("-U" if "U" in match[1] or "undefine" in match[1] else "-D") + value)
+    return found
+
+
+def key_parts(target: Target) -> dict[str, object]:
+    """Return what a module depends on besides its program, options and compiler."""
+    return {"simulated": target.simulated, "prelude": _prelude(), "flags": [*_FLAGS, *_machine_flags()]}
+
+
+def entries(symbol: str, program: str) -> list[str]:
+    """Return a program's entries: those that TRTC_ENTRY marks, else the one named `symbol`."""
+    return re.findall(r"^TRTC_ENTRY\b.*\bvoid (\w+)\(", program, re.MULTILINE) or [symbol]
+
+
+def compile_program(
+    symbol: str, program: str, headers: dict[str, str], options: tuple[str, ...], target: Target
+) -> Compiled:
+    """Compile a program for the simulator.
+
+    Parameters
+    ----------
+    symbol : str
+        The entry's name; where the program marks entries with ``TRTC_ENTRY``, all of those can be run.
+    program : str
+        CUDA C++, as NVRTC gets it.
+    headers : dict of str to str
+        What it may include; nothing else is found.
+    options : tuple of str
+        NVRTC's; those that define macros are used.
+    target : Target
+        The architecture whose branches are taken, and the mode.
+
+    Raises
+    ------
+    CompileError
+        If the compiler refuses the program.
+    CompilerNotFoundError
+        If there is none.
+    """
+    command = _command()
+    is_clang, version = _version(tuple(command))
+    checked = target.simulated == "checked"
+    flags = [*_FLAGS, *_machine_flags(), f"-D__CUDA_ARCH__={target.architecture}0", f"-DTRTC_CHECKED={int(checked)}"]
+    if is_clang or version >= 12:
+        flags.append("-ftrivial-auto-var-init=pattern")
+    if checked:
+        flags += _CHECKED_FLAGS
+        flags += (
+            ["-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-func-entry-exit=0"]
+            if is_clang
+            else ["--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"]
+        )
+    flags += _definitions(options)
+    exports = "".join(f"\nTRTC_EXPORT({entry})" for entry in entries(symbol, program))
+    with tempfile.TemporaryDirectory(prefix="transformer_rtc.") as folder:
+        file = f"{symbol[:200]}.cu"
+        for name, text in {**headers, **_prelude(), file: f"{program}{exports}\n"}.items():
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+                out.write(text)
+        flags += [f"-ffile-prefix-map={folder}/=", "-include", "prelude.h", "-I", "."]
+        # Two steps: told to link, the compiler would add its sanitizers' libraries.
+        steps = [*command, *flags, "-c", "-o", "o", file], [*command, "o", *_LINK_FLAGS, "-o", "so"]
+        for step in steps:
+            done = subprocess.run(step, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+            if done.returncode != 0:
+                log = done.stderr.replace(folder + "/", "")
+                raise CompileError(symbol, tuple(step[len(command) :]), program, log, {command[0]: str(version)})
+        with open(os.path.join(folder, "so"), "rb") as made:
+            return Compiled(made.read(), "module", "", compiler_identity())
+
+
+def locate(path: str, offsets: Iterable[int]) -> dict[int, list[tuple[str, str, int]]]:
+    """Return where offsets in a module's code come from: (function, file, line), from the innermost outwards.
+
+    Parameters
+    ----------
+    path : str
+        Of the module.
+    offsets : iterable of int
+        Return addresses, from the module's base.
+    """
+    wanted = list(dict.fromkeys(offsets))
+    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
+    if not wanted or tool is None:
+        return {offset: [] for offset in wanted}
+    done = subprocess.run(
+        [tool, "-a", "-f", "-i", "-C", "-e", path, *(hex(offset - 1) for offset in wanted)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found: dict[int, list[tuple[str, str, int]]] = {offset: [] for offset in wanted}
+    offset = 0
+    lines = iter(done.stdout.splitlines())
+    for line in lines:
+        if line.startswith("0x"):
+            offset = int(line, 16) + 1
+            continue
+        file, _, number = next(lines, "").partition(" ")[0].rpartition(":")
+        if number.isdigit():
+            found.setdefault(offset, []).append((line, os.path.basename(file), int(number)))
+    return found
