@@ -241,7 +241,7 @@ def _simulating_on_host() -> contextlib.AbstractContextManager[None] | None:
                 f"transformer_rtc runs its kernels on the CPU, in a simulator that is made for correctness and not for "
                 f"speed: {error}. TRANSFORMER_RTC_SIMULATE=1 asks for it without this warning",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         return using("simulator")
     return None
@@ -284,24 +284,26 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
         raise ArgumentError(f"op is {op!r}; it takes {', '.join(_operators)} of transformer_rtc")
     from .simulator import toolchain
 
-    found = []
-    with contextlib.suppress(CompilerNotFoundError):
-        toolchain.compiler_identity()
-        found.append("simulator")
+    simulator = []
+    if not settings.force_static:
+        with contextlib.suppress(CompilerNotFoundError):
+            toolchain.compiler_identity()
+            simulator.append("simulator")
     try:
         architecture = device_limits(device).architecture
     except DeviceNotFoundError:
-        if device == 0 and found:
-            return found
+        if device == 0 and simulator:
+            return simulator
         raise
+    found = []
     if not settings.force_static:
         with contextlib.suppress(CompilerNotFoundError):
             compiler.compiler_identity()
-            found.insert(0, "rtc")
+            found.append("rtc")
     with contextlib.suppress(StaticKernelError):
         static.image(operator.family.name, architecture)
-        found.insert(-1 if "simulator" in found else len(found), "static")
-    return found
+        found.append("static")
+    return found + simulator
 
 
 @contextlib.contextmanager

@@ -151,12 +151,16 @@ class CompileError(TransformerRtcError, RuntimeError):
 
     def __init__(self, symbol: str, options: tuple[str, ...], source: str, log: str, versions: dict[str, str]) -> None:
         self.symbol, self.options, self.source, self.log, self.versions = symbol, options, source, log, versions
-        numbered = "\n".join(f"{number:4d} | {line}" for number, line in enumerate(source.splitlines(), 1))
+        numbered, number = "", 1
+        for line in source.splitlines():
+            numbered += f"{number:4d} | {line}\n"
+            # As the compiler counts: a caller's text starts again at its own first line.
+            number = int(line.split()[1]) if line.startswith("#line ") else number + 1
         found = ", ".join(f"{name} {version}" for name, version in versions.items())
         compiler = "NVRTC" if "nvrtc" in versions else "the C++ compiler"
         super().__init__(
             f"{compiler} could not compile {symbol}\n{log.strip()}\n\noptions: {' '.join(options)}\n"
-            f"versions: {found}\nprogram:\n{numbered}"
+            f"versions: {found}\nprogram:\n{numbered.rstrip()}"
         )
 
     def __reduce__(self) -> tuple[object, ...]:

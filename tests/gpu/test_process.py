@@ -100,7 +100,7 @@ except t.SettingsError as error: print(error)
 """
     found = output(script, FORCE_STATIC="1").splitlines()
     assert found == ["['static']", "using('rtc') contradicts TRANSFORMER_RTC_FORCE_STATIC=1"]
-    assert output(script).splitlines() == ["['rtc', 'static']"]
+    assert output(script).splitlines() == ["['rtc', 'static', 'simulator']"]
 
 
 def test_nothing_selects_the_static_kernels_silently(tmp_path):
@@ -130,7 +130,7 @@ except t.ArgumentError as error: print(error)
 """
     assert output(script).splitlines() == [
         "['static', 'rtc', 'rtc', 'static', 'rtc']",
-        "implementation is 'simulated'; it takes rtc, static",
+        "implementation is 'simulated'; it takes rtc, static, simulator or a SimulatedDevice",
     ]
 
 

@@ -166,7 +166,9 @@ class SimulatedFunction:
         frames = []
         for party in parties:
             found = located.get(party[0], []) if party is not None and party[0] is not None else []
-            frames.append([frame for frame in found if frame[1] != "prelude.h"])
+            frames.append(
+                [frame for frame in found if frame[1] != "prelude.h" and not frame[0].startswith("trtc_run_")]
+            )
         return frames
 
     def _raise_suspects(self, suspects: Sequence[Any], fault: Any) -> None:
@@ -218,16 +220,17 @@ class SimulatedKernel(Kernel):
             If the parameters have another size, or an array is no host array.
         """
         memory: list[Rows] = []
-        if not isinstance(params, bytes):
-            values = dict(params)
+        packed = params
+        if not isinstance(packed, bytes):
+            values = dict(packed)
             for field in self.params.fields:
                 value = values.get(field.name)
                 if field.type == "pointer" and value is not None and not isinstance(value, int):
                     values[field.name] = self._take(field.name, value, memory)
-            params = self.params.pack(**values)
-        self._check(config, params)
+            packed = self.params.pack(**values)
+        self._check(config, packed)
         self._simulated.launch(
-            config.grid, config.block, config.cluster, config.dynamic_shared_memory, config.cooperative, params, stream,
+            config.grid, config.block, config.cluster, config.dynamic_shared_memory, config.cooperative, packed, stream,
             memory,
         )  # fmt: skip
 

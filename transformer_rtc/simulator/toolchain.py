@@ -21,15 +21,11 @@ __all__ = ["compile_program", "compiler_identity", "key_parts", "locate"]
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _FLAGS = (
     *("-x", "c++", "-std=c++17", "-O1", "-g1", "-w", "-pipe", "-fPIC", "-nostdinc", "-fno-exceptions", "-fno-rtti"),
-    # No assumption and no contraction that NVRTC does not make; registers that nobody set hold a pattern, not luck.
-    *("-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fsigned-char"),
-    *(
-        "-fvisibility=hidden",
-        "-fno-threadsafe-statics",
-        "-fno-stack-protector",
-        "-fstack-clash-protection",
-        "-fno-asynchronous-unwind-tables",
-    ),
+    # No assumption and no contraction that NVRTC does not make; and a loop without an end stays one.
+    *("-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fsigned-char", "-fno-finite-loops"),
+    *("-fvisibility=hidden", "-fno-threadsafe-statics", "-fno-asynchronous-unwind-tables"),
+    # A stack that is too small ends at its guard page, not beyond it.
+    *("-fno-stack-protector", "-fstack-clash-protection"),
 )
 # The compiler then calls the prelude's hooks at every access; its own run-time library is not linked.
 _CHECKED_FLAGS = (
@@ -148,6 +144,8 @@ def compile_program(
     is_clang, version = _version(tuple(command))
     checked = target.simulated == "checked"
     flags = [*_FLAGS, *_machine_flags(), f"-D__CUDA_ARCH__={target.architecture}0", f"-DTRTC_CHECKED={int(checked)}"]
+    flags.append("-fno-caret-diagnostics" if is_clang else "-fno-diagnostics-show-caret")
+    # Registers that nobody set hold a pattern, not luck.
     if is_clang or version >= 12:
         flags.append("-ftrivial-auto-var-init=pattern")
     if checked:

@@ -177,6 +177,7 @@ struct Calls {
     } else {
       cta.result = cta.predicates;
       cta.arrived = 0;
+      machine.met(caller);
       if (machine.launch_->checked) machine.meet_cta(cta);
       machine.wake(cta.threads, &cta);
       machine.pass(thread);
@@ -227,6 +228,7 @@ struct Calls {
     if (meeting->arrived != mask) {
       machine.wait(thread, meeting, "lanes of its warp", caller);
     } else {
+      machine.met(caller);
       if (machine.launch_->checked && kind == Collective::synchronise) machine.meet_warp(warp, mask);
       for (unsigned other = 0; other < 32; ++other) {
         if ((mask & ~bit) >> other & 1) machine.make_ready(warp.threads[other]);

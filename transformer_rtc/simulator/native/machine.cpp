@@ -16,6 +16,7 @@ constexpr int kIdleRounds = 64;                 // of polling threads, without a
 constexpr int kIdleRoundsUnchecked = 1 << 14;   // where plain stores are not seen
 constexpr uint64_t kSwitchesPerLook = 1 << 14;  // between looks whether the user interrupts
 constexpr uint64_t kKeptThreads = 4096;
+constexpr uint64_t kMostMeetings = 1 << 18;  // without any change of memory
 
 uint64_t linear(const Index& index, const Index& size) {
   return index.x + static_cast<uint64_t>(size.x) * (index.y + static_cast<uint64_t>(size.y) * index.z);
@@ -83,6 +84,15 @@ void Machine::wait(Thread& self, const void* on, const char* what, const void* c
   self.waits_for = what;
   self.waits_at = caller;
   leave(self);
+}
+
+void Machine::met(const void* caller) {
+  if (!launch_->checked) return;  // plain stores are not seen
+  if (progress_ != met_progress_) meetings_ = 0;
+  met_progress_ = progress_;
+  if (++meetings_ > kMostMeetings) {
+    fail_here("endless", "threads meet again and again, and none writes anything", caller);
+  }
 }
 
 void Machine::pass(Thread& self) {
@@ -406,6 +416,7 @@ Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
   running_ = nullptr;
   interface_.place = &nowhere_;
   ticks_ = 0;
+  meetings_ = 0;
   {
     const Signals handled;
     loop(interrupted);

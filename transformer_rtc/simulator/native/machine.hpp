@@ -250,7 +250,8 @@ class Machine {
   void enter(Thread& thread);
   void leave(Thread& self);  // to whoever is next; self is ready, waiting or polling
   void wait(Thread& self, const void* on, const char* what, const void* caller);
-  void pass(Thread& self);  // lets others go first where the order is random
+  void met(const void* caller);  // counts meetings between which nothing changes
+  void pass(Thread& self);       // lets others go first where the order is random
   void wake(std::vector<Thread>& threads, const void* on);
   [[noreturn]] void finish_thread();
   void finish_cta(Cta& cta);
@@ -318,6 +319,7 @@ class Machine {
   void* main_stack_pointer_ = nullptr;
   int ticks_ = 0;
   uint64_t ticked_switches_ = 0;
+  uint64_t meetings_ = 0, met_progress_ = 0;
   uint64_t progress_ = 0, switches_ = 0, accesses_ = 0, random_state_ = 1;
   Fault fault_;
   std::vector<Suspect> suspects_;
