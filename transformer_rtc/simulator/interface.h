@@ -16,7 +16,7 @@ struct Place {
 };
 
 enum class Order : unsigned { relaxed, acquire, release, acquire_release };
-enum class Atomic : unsigned { load, store, change };
+enum class Atomic : unsigned { load, store, change, exchange };
 enum class Collective : unsigned { synchronise, shuffle, ballot };
 
 // What a kernel asks of the machine. `caller` is an address in the kernel's code: it tells the line.
@@ -63,6 +63,7 @@ struct SharedVariable {
   const char* name;
   unsigned bytes, alignment;
   unsigned offset;  // the machine's choice
+  bool used;        // by a kernel that has run
   SharedVariable* next;
 };
 

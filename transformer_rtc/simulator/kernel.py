@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import math
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ _MAX_STATIC_SHARED = 48 * 1024
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _files = itertools.count()
+_modules: weakref.WeakValueDictionary[bytes, _machine.Module] = weakref.WeakValueDictionary()
 
 
 def _volume(size: Dim3) -> int:
@@ -39,13 +41,18 @@ class SimulatedFunction:
         self.device = device
         self.symbol = symbol
         self._image = image
-        with self._file() as path:
-            self._module = _machine.Module(path)
+        # Devices that differ in the order of threads share it.
+        module = _modules.get(image)
+        if module is None:
+            with self._file() as path:
+                module = _modules[image] = _machine.Module(path)
+        self._module = module
         self._attributes = {
             MAX_THREADS: device.max_threads,
-            STATIC_SHARED: self._module.static_shared_memory,
-            MAX_DYNAMIC_SHARED: _DEFAULT_DYNAMIC_SHARED - self._module.static_shared_memory,
+            # Which of a text's kernels a variable belongs to shows when they run: `launch` checks it again then.
+            STATIC_SHARED: min(self._module.static_shared_memory(False), _MAX_STATIC_SHARED),
         }
+        self._attributes[MAX_DYNAMIC_SHARED] = _DEFAULT_DYNAMIC_SHARED - self._attributes[STATIC_SHARED]
 
     @contextlib.contextmanager
     def _file(self) -> Iterator[str]:
@@ -64,11 +71,11 @@ class SimulatedFunction:
 
     def set_attribute(self, id: int, value: int) -> None:
         if id == MAX_DYNAMIC_SHARED:
-            most = self.device.limits.shared_memory_per_cta - self._module.static_shared_memory
-            if value > most:
+            static = self.attribute(STATIC_SHARED)
+            if value + static > self.device.limits.shared_memory_per_cta:
                 raise LaunchError(
-                    f"{self.symbol}: {value} bytes of dynamic shared memory beside {self._module.static_shared_memory} "
-                    f"static ones; a CTA of {self.device} has {self.device.limits.shared_memory_per_cta}"
+                    f"{self.symbol}: {value} bytes of dynamic shared memory beside {static} static ones; a CTA of "
+                    f"{self.device} has {self.device.limits.shared_memory_per_cta}"
                 )
         self._attributes[id] = value
 
@@ -76,7 +83,7 @@ class SimulatedFunction:
         pass
 
     def max_active_ctas(self, block: Dim3, dynamic_shared_memory: int) -> int:
-        return self.device.max_active_ctas(_volume(block), dynamic_shared_memory + self._module.static_shared_memory)
+        return self.device.max_active_ctas(_volume(block), dynamic_shared_memory + self.attribute(STATIC_SHARED))
 
     def max_active_clusters(self, block: Dim3, cluster: Dim3, dynamic_shared_memory: int) -> int:
         size = _volume(cluster)
@@ -120,6 +127,12 @@ class SimulatedFunction:
             self.symbol, grid, block, cluster, dynamic_shared_memory, cooperative, params, memory, device.checked,
             ORDERS.index(device.order), device.seed,
         )  # fmt: skip
+        static = self._module.static_shared_memory(True)
+        if static > _MAX_STATIC_SHARED or static + dynamic_shared_memory > device.limits.shared_memory_per_cta:
+            raise LaunchError(
+                f"{self.symbol}: {static} bytes of static shared memory and {dynamic_shared_memory} dynamic ones; "
+                f"{device} takes at most {_MAX_STATIC_SHARED}, and {device.limits.shared_memory_per_cta} in all"
+            )
         self._raise_suspects(suspects, fault)
         if fault is not None:
             kind, message, at, other, file, line = fault
@@ -146,9 +159,6 @@ class SimulatedFunction:
             )
         if any(extent % part for extent, part in zip(grid, cluster, strict=True)):
             refuse(f"grid is {grid}; it must be a multiple of the cluster, {cluster}")
-        static = self._module.static_shared_memory
-        if static > _MAX_STATIC_SHARED:
-            refuse(f"{static} bytes of static shared memory; it takes at most {_MAX_STATIC_SHARED}")
         if dynamic_shared_memory > self.attribute(MAX_DYNAMIC_SHARED):
             refuse(
                 f"{dynamic_shared_memory} bytes of dynamic shared memory; {self.attribute(MAX_DYNAMIC_SHARED)} are "

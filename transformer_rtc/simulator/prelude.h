@@ -7,7 +7,8 @@
 #ifdef __clang__
 // Neither checked nor inlined: what it does is the machine's own work, or has been checked, and its caller is the
 // kernel.
-#define TRTC_RAW __attribute__((noinline, unused, disable_sanitizer_instrumentation, no_sanitize("undefined"))) static
+#define TRTC_RAW \
+  __attribute__((noinline, nomerge, unused, disable_sanitizer_instrumentation, no_sanitize("undefined"))) static
 #else
 #define TRTC_RAW __attribute__((noinline, unused, no_sanitize_thread, no_sanitize_undefined)) static
 #endif
@@ -27,6 +28,9 @@
 #define __shared__ the_simulator_needs_TRTC_SHARED_of_platform_cuh_for_shared_memory
 
 #define TRTC_SIMULATOR 1
+#define __CUDACC__ 1
+#define __CUDACC_RTC__ 1
+using size_t = unsigned long;
 
 extern "C" {
 int printf(const char*, ...);
@@ -73,6 +77,7 @@ struct Registered {
       bytes = Bytes;
       alignment = Alignment;
       offset = 0;
+      used = false;
       next = shared_variables;
       shared_variables = this;
     }
@@ -82,7 +87,9 @@ struct Registered {
 
 template <unsigned Bytes, unsigned Alignment, class Tag>
 TRTC_RAW char* shared_variable() {
-  return machine->place->shared + Registered<Bytes, Alignment, Tag>::slot.offset;
+  auto& slot = Registered<Bytes, Alignment, Tag>::slot;
+  slot.used = true;
+  return machine->place->shared + slot.offset;
 }
 
 TRTC_RAW char* dynamic_shared() { return machine->place->dynamic_shared; }
@@ -128,7 +135,7 @@ TRTC_RAW Elements<T, N> load_each(const void* address, int count) {
 // No template's parameter is deduced from a lambda's place: the change is a type with call().
 template <class T, class Change>
 TRTC_RAW T change_atomically(T* address, T operand, Order order) {
-  machine->atomic(address, sizeof(T), Atomic::change, order, TRTC_CALLER);
+  machine->atomic(address, sizeof(T), Change::kind, order, TRTC_CALLER);
   T before, after;
   __builtin_memcpy(&before, address, sizeof(T));
   after = Change::of(before, operand);
@@ -157,20 +164,30 @@ TRTC_RAW T load_atomically(const T* address, Order order) {
   return value;
 }
 
-#define TRTC_CHANGE(name, expression)                      \
+// Wraps around.
+TRTC_INLINE int sum(int a, int b) { return static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b)); }
+template <class T>
+TRTC_INLINE T sum(T a, T b) {
+  return a + b;
+}
+
+#define TRTC_CHANGE(name, atomic, expression)              \
   struct name {                                            \
+    static constexpr Atomic kind = Atomic::atomic;         \
     template <class T>                                     \
     __attribute__((always_inline)) static T of(T a, T b) { \
       return expression;                                   \
     }                                                      \
   };
-TRTC_CHANGE(Add, static_cast<T>(a + b))
-TRTC_CHANGE(Exchange, (static_cast<void>(a), b))
-TRTC_CHANGE(Minimum, b < a ? b : a)
-TRTC_CHANGE(Maximum, a < b ? b : a)
-TRTC_CHANGE(And, a& b)
-TRTC_CHANGE(Or, a | b)
-TRTC_CHANGE(Xor, a ^ b)
+TRTC_CHANGE(Add, change, sum(a, b))
+TRTC_CHANGE(Exchange, exchange, (static_cast<void>(a), b))
+TRTC_CHANGE(Minimum, change, b < a ? b : a)
+TRTC_CHANGE(Maximum, change, a < b ? b : a)
+TRTC_CHANGE(Increment, change, a >= b ? T() : static_cast<T>(a + 1))
+TRTC_CHANGE(Decrement, change, a == 0 || a > b ? b : static_cast<T>(a - 1))
+TRTC_CHANGE(And, change, a& b)
+TRTC_CHANGE(Or, change, a | b)
+TRTC_CHANGE(Xor, change, a ^ b)
 #undef TRTC_CHANGE
 
 // ---- Threads that meet ---------------------------------------------------------------------------------------------
@@ -308,18 +325,33 @@ __attribute__((visibility("hidden"), no_sanitize_thread)) void __tsan_read_range
 __attribute__((visibility("hidden"), no_sanitize_thread)) void __tsan_write_range(void* address, unsigned long bytes) {
   trtc_simulator::machine->access(address, static_cast<unsigned>(bytes), 1, true, TRTC_CALLER);
 }
-// A copy or fill of a struct that the compiler leaves to the library.
-__attribute__((visibility("hidden"), no_sanitize_thread)) void* __tsan_memcpy(void* to, const void* from,
-                                                                              unsigned long bytes) {
+// A copy or fill that the compiler, or the kernel, leaves to the library: under both names, as compilers differ.
+#define TRTC_UNCHECKED __attribute__((visibility("hidden"), used, noinline, no_sanitize_thread, no_sanitize_undefined))
+TRTC_UNCHECKED void* memmove(void* to, const void* from, unsigned long bytes) {
+  if (bytes == 0) return to;
   trtc_simulator::machine->access(from, static_cast<unsigned>(bytes), 1, false, TRTC_CALLER);
   trtc_simulator::machine->access(to, static_cast<unsigned>(bytes), 1, true, TRTC_CALLER);
-  return __builtin_memcpy(to, from, bytes);
+  // Volatile, or the compiler would make a call of this function of it.
+  auto* out = static_cast<volatile char*>(to);
+  const auto* in = static_cast<const volatile char*>(from);
+  if (out < in) {
+    for (unsigned long i = 0; i < bytes; ++i) out[i] = in[i];
+  } else {
+    for (unsigned long i = bytes; i-- > 0;) out[i] = in[i];
+  }
+  return to;
 }
-__attribute__((visibility("hidden"), no_sanitize_thread)) void* __tsan_memset(void* to, int value,
-                                                                              unsigned long bytes) {
+TRTC_UNCHECKED void* memset(void* to, int value, unsigned long bytes) {
+  if (bytes == 0) return to;
   trtc_simulator::machine->access(to, static_cast<unsigned>(bytes), 1, true, TRTC_CALLER);
-  return __builtin_memset(to, value, bytes);
+  auto* out = static_cast<volatile char*>(to);
+  for (unsigned long i = 0; i < bytes; ++i) out[i] = static_cast<char>(value);
+  return to;
 }
+void* memcpy(void*, const void*, unsigned long) __attribute__((alias("memmove"), visibility("hidden"), used));
+void* __tsan_memcpy(void*, const void*, unsigned long) __attribute__((alias("memmove"), visibility("hidden"), used));
+void* __tsan_memmove(void*, const void*, unsigned long) __attribute__((alias("memmove"), visibility("hidden"), used));
+void* __tsan_memset(void*, int, unsigned long) __attribute__((alias("memset"), visibility("hidden"), used));
 
 // UndefinedBehaviorSanitizer's handlers. What they are given starts with the place in the source, but for a cast's.
 struct trtc_source {
@@ -422,6 +454,9 @@ TRTC_INLINE void __threadfence_system() { trtc_simulator::fence(true); }
 TRTC_INLINE void __nanosleep(unsigned) { trtc_simulator::spin(); }
 [[noreturn]] TRTC_INLINE void __trap() { trtc_simulator::fault("trap", "the kernel trapped"); }
 
+#define assert(condition) \
+  ((condition) ? void() : trtc_simulator::fault("trap", "the kernel asserts what does not hold: " #condition))
+
 TRTC_INLINE void __cluster_barrier_arrive() { trtc_simulator::cluster_arrive(true); }
 TRTC_INLINE void __cluster_barrier_arrive_relaxed() { trtc_simulator::cluster_arrive(false); }
 TRTC_INLINE void __cluster_barrier_wait() { trtc_simulator::cluster_wait(); }
@@ -447,6 +482,8 @@ TRTC_ATOMICS(atomicExch, Exchange)
 TRTC_ATOMIC(atomicExch, Exchange, float)
 TRTC_ATOMICS(atomicMin, Minimum)
 TRTC_ATOMICS(atomicMax, Maximum)
+TRTC_ATOMIC(atomicInc, Increment, unsigned)
+TRTC_ATOMIC(atomicDec, Decrement, unsigned)
 TRTC_ATOMICS(atomicAnd, And)
 TRTC_ATOMICS(atomicOr, Or)
 TRTC_ATOMICS(atomicXor, Xor)
@@ -462,7 +499,9 @@ TRTC_INLINE unsigned long long atomicCAS(unsigned long long* address, unsigned l
                                          unsigned long long desired) {
   return trtc_simulator::compare_and_swap(address, expected, desired);
 }
-TRTC_INLINE int atomicSub(int* address, int value) { return atomicAdd(address, -value); }
+TRTC_INLINE int atomicSub(int* address, int value) {
+  return atomicAdd(address, static_cast<int>(0u - static_cast<unsigned>(value)));
+}
 TRTC_INLINE unsigned atomicSub(unsigned* address, unsigned value) { return atomicAdd(address, 0u - value); }
 
 template <class T>
@@ -480,6 +519,10 @@ TRTC_MINIMUM(unsigned long)
 TRTC_MINIMUM(long long)
 TRTC_MINIMUM(unsigned long long)
 #undef TRTC_MINIMUM
+TRTC_INLINE int abs(int a) { return a < 0 ? -a : a; }
+TRTC_INLINE bool isnan(float a) { return a != a; }
+TRTC_INLINE bool isinf(float a) { return __builtin_isinf(a) != 0; }
+TRTC_INLINE bool isfinite(float a) { return __builtin_isfinite(a) != 0; }
 TRTC_INLINE float min(float a, float b) { return fminf(a, b); }
 TRTC_INLINE float max(float a, float b) { return fmaxf(a, b); }
 

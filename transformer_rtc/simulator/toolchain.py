@@ -21,11 +21,23 @@ __all__ = ["compile_program", "compiler_identity", "key_parts", "locate"]
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _FLAGS = (
     *("-x", "c++", "-std=c++17", "-O1", "-g1", "-w", "-pipe", "-fPIC", "-nostdinc", "-fno-exceptions", "-fno-rtti"),
-    # No assumption and no contraction that NVRTC does not make; and a loop without an end stays one.
-    *("-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fsigned-char", "-fno-finite-loops"),
-    *("-fvisibility=hidden", "-fno-threadsafe-statics", "-fno-asynchronous-unwind-tables"),
-    # A stack that is too small ends at its guard page, not beyond it.
-    *("-fno-stack-protector", "-fstack-clash-protection"),
+    # No assumption and no contraction that NVRTC does not make.
+    *("-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-fsigned-char"),
+    *("-fvisibility=hidden", "-fno-threadsafe-statics", "-fno-asynchronous-unwind-tables", "-fno-stack-protector"),
+)
+# From which version of which compiler on: (is clang, version, checked mode only, flags).
+_FLAGS_OF_VERSIONS: tuple[tuple[bool, int, bool, tuple[str, ...]], ...] = (
+    # A stack that is too small ends at its guard page; a loop without an end stays one; registers that nobody set hold
+    # a pattern, not luck; errors are told without an excerpt, which would be of another line than the text's.
+    (False, 8, False, ("-fstack-clash-protection", "-fno-diagnostics-show-caret")),
+    (False, 10, False, ("-fno-finite-loops",)),
+    (False, 12, False, ("-ftrivial-auto-var-init=pattern",)),
+    (False, 11, True, ("--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0")),
+    (True, 11, False, ("-fstack-clash-protection", "-fno-caret-diagnostics", "-ftrivial-auto-var-init=pattern")),
+    (True, 12, False, ("-fno-finite-loops",)),
+    # Not every addr2line finds the callers in the newer format.
+    (True, 11, False, ("-gdwarf-4",)),
+    (True, 11, True, ("-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-func-entry-exit=0")),
 )
 # The compiler then calls the prelude's hooks at every access; its own run-time library is not linked.
 _CHECKED_FLAGS = (
@@ -33,7 +45,8 @@ _CHECKED_FLAGS = (
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow",
     "-fno-sanitize-recover=all",
 )
-_LINK_FLAGS = ("-shared", "-nostdlib", "-lm", "-lc")
+# The prelude's memcpy is the kernel's, not the system's.
+_LINK_FLAGS = ("-shared", "-nostdlib", "-Wl,-Bsymbolic", "-lm", "-lc")
 _X86_64_V3 = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 
 
@@ -107,7 +120,11 @@ def _definitions(options: Iterable[str]) -> list[str]:
 
 def key_parts(target: Target) -> dict[str, object]:
     """Return what a module depends on besides its program, options and compiler."""
-    return {"simulated": target.simulated, "prelude": _prelude(), "flags": [*_FLAGS, *_machine_flags()]}
+    return {
+        "simulated": target.simulated,
+        "prelude": _prelude(),
+        "flags": [_FLAGS, _FLAGS_OF_VERSIONS, _CHECKED_FLAGS, _LINK_FLAGS, _machine_flags()],
+    }
 
 
 def entries(symbol: str, program: str) -> list[str]:
@@ -144,17 +161,11 @@ def compile_program(
     is_clang, version = _version(tuple(command))
     checked = target.simulated == "checked"
     flags = [*_FLAGS, *_machine_flags(), f"-D__CUDA_ARCH__={target.architecture}0", f"-DTRTC_CHECKED={int(checked)}"]
-    flags.append("-fno-caret-diagnostics" if is_clang else "-fno-diagnostics-show-caret")
-    # Registers that nobody set hold a pattern, not luck.
-    if is_clang or version >= 12:
-        flags.append("-ftrivial-auto-var-init=pattern")
     if checked:
         flags += _CHECKED_FLAGS
-        flags += (
-            ["-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-func-entry-exit=0"]
-            if is_clang
-            else ["--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"]
-        )
+    for of_clang, first, only_checked, more in _FLAGS_OF_VERSIONS:
+        if of_clang == is_clang and version >= first and (checked or not only_checked):
+            flags += more
     flags += _definitions(options)
     exports = "".join(f"\nTRTC_EXPORT({entry})" for entry in entries(symbol, program))
     with tempfile.TemporaryDirectory(prefix="transformer_rtc.") as folder:
@@ -199,7 +210,7 @@ def locate(path: str, offsets: Iterable[int]) -> dict[int, list[tuple[str, str, 
         if line.startswith("0x"):
             offset = int(line, 16) + 1
             continue
-        file, _, number = next(lines, "").partition(" ")[0].rpartition(":")
-        if number.isdigit():
-            found.setdefault(offset, []).append((line, os.path.basename(file), int(number)))
+        match = re.match(r"(.*):(\d+)", next(lines, ""))
+        if match:
+            found.setdefault(offset, []).append((line, os.path.basename(match[1]), int(match[2])))
     return found

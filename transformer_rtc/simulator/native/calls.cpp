@@ -10,10 +10,12 @@ void Machine::land_copies(Thread& thread) {
     if (launch_->checked) {
       // Read as late as it may be; and written by the thread itself, now that it has waited.
       forget_reader(copy.from, copy.bytes, key_of(Owner::pending, thread.number));
-      access(thread, copy.from, copy.bytes, copy.bytes, false, event_of(thread, copy.caller));
+      access(thread, copy.from, copy.bytes, copy.bytes, Way::reads, event_of(thread, copy.caller));
       set_writer(copy.to, copy.bytes, event_of(thread, copy.caller));
     }
+    touching_ = copy.caller;
     std::memcpy(copy.to, copy.from, copy.bytes);
+    touching_ = nullptr;
   }
   thread.copies.clear();
 }
@@ -97,46 +99,70 @@ bool Machine::deliver_one() {
   return true;
 }
 
+namespace {
+
+constexpr unsigned kMostAtomics = 64;  // in a row
+constexpr uint64_t kMostTurns = 1 << 21;
+constexpr uint64_t kMostMeetings = 1 << 20;  // of a warp without any change of memory; of a CTA, a 64th
+
+}  // namespace
+
 struct Calls {
   static void access(const void* address, unsigned bytes, unsigned alignment, bool writes, const void* caller) {
     Machine& machine = *Machine::current;
     Thread& thread = *machine.running_;
-    machine.access(thread, address, bytes, alignment, writes, machine.event_of(thread, caller));
+    machine.access(thread, address, bytes, alignment, writes ? Way::writes : Way::reads,
+                   machine.event_of(thread, caller));
   }
 
   static void atomic(const void* address, unsigned bytes, Atomic kind, Order order, const void* caller) {
     Machine& machine = *Machine::current;
-    if (!machine.launch_->checked) return;
     Thread& thread = *machine.running_;
+    // It may be a polling loop that does not say so: others get their turn.
+    if (++machine.atomics_ > kMostAtomics && !machine.ready_.empty()) {
+      machine.turns_ += 8;
+      if (machine.turns_ > kMostTurns) endless_poll(caller);
+      machine.yield(thread);
+    }
+    if (!machine.launch_->checked) return;
     const auto whole = reinterpret_cast<uintptr_t>(address);
     if (whole - reinterpret_cast<uintptr_t>(thread.stack) < Stacks::kBytes) return;
     Event event = machine.event_of(thread, caller);
     event.atomic = true;
     const uint64_t progress = machine.progress_;
-    machine.access(thread, address, bytes, bytes, kind != Atomic::load, event);
-    if (kind == Atomic::change) machine.progress_ = progress;  // changed() tells
+    const Way way = kind == Atomic::load ? Way::reads : kind == Atomic::change ? Way::changes : Way::writes;
+    machine.access(thread, address, bytes, bytes, way, event);
+    if (kind != Atomic::store) machine.progress_ = progress;  // changed() tells
+    if (kind == Atomic::store) machine.wake_pollers();
     const bool acquires = order == Order::acquire || order == Order::acquire_release;
     const bool releases = order == Order::release || order == Order::acquire_release;
-    Released& released = machine.released_[address];
+    Released& released =
+        (machine.cta_of(address) != nullptr ? machine.released_in_shared_ : machine.released_)[address];
     const uint64_t cta = thread.cta->number;
     if (kind != Atomic::store) {
-      for (const auto& [from, what] : released.to_device) {
-        (acquires ? thread.own : from == cta ? thread.heard_in_cta : thread.heard).join(what);
-      }
+      (acquires ? thread.own : thread.heard).join(released.to_device);
       const auto within = released.to_cta.find(cta);
       if (within != released.to_cta.end()) (acquires ? thread.own : thread.heard_in_cta).join(within->second);
     }
     if (kind == Atomic::load) return;
     if (kind == Atomic::store) released = Released{};
     if (releases) {
-      machine.publish(thread, released.to_device[cta]);
+      machine.publish(thread, released.to_device);
     } else {
-      if (!thread.declared.empty()) released.to_device[cta].join(thread.declared);
+      released.to_device.join(thread.declared);
       if (!thread.declared_in_cta.empty()) released.to_cta[cta].join(thread.declared_in_cta);
     }
   }
 
-  static void changed() { ++Machine::current->progress_; }
+  static void endless_poll(const void* caller) {
+    Machine::current->fail_here("deadlock", "threads poll memory again and again, and no other can go on", caller);
+  }
+
+  static void changed() {
+    ++Machine::current->progress_;
+    // At once: an acquire that comes late sees what is released later too, and would hide that nothing orders it.
+    Machine::current->wake_pollers();
+  }
 
   static void fence(bool device, const void*) {
     Machine& machine = *Machine::current;
@@ -149,6 +175,21 @@ struct Calls {
       thread.heard.clear();
       machine.publish(thread, thread.declared);
     } else {
+      // A fence of the CTA hears only what its own threads did.
+      const Cta& cta = *thread.cta;
+      thread.own.join_some(thread.heard, [&](Key key) {
+        const uint64_t number = number_of(key);
+        switch (owner_of(key)) {
+          case Owner::thread:
+            return number / cta.threads.size() == cta.number;
+          case Owner::warp:
+            return number / cta.warps.size() == cta.number;
+          case Owner::cta:
+            return number == cta.number;
+          default:
+            return false;
+        }
+      });
       machine.publish(thread, thread.declared_in_cta);
     }
   }
@@ -177,7 +218,8 @@ struct Calls {
     } else {
       cta.result = cta.predicates;
       cta.arrived = 0;
-      machine.met(caller);
+      machine.met(cta.idle, kMostMeetings / 64, caller);
+      machine.turns_ = 0;
       if (machine.launch_->checked) machine.meet_cta(cta);
       machine.wake(cta.threads, &cta);
       machine.pass(thread);
@@ -228,7 +270,7 @@ struct Calls {
     if (meeting->arrived != mask) {
       machine.wait(thread, meeting, "lanes of its warp", caller);
     } else {
-      machine.met(caller);
+      machine.met(warp.idle, kMostMeetings, caller);
       if (machine.launch_->checked && kind == Collective::synchronise) machine.meet_warp(warp, mask);
       for (unsigned other = 0; other < 32; ++other) {
         if ((mask & ~bit) >> other & 1) machine.make_ready(warp.threads[other]);
@@ -323,8 +365,8 @@ struct Calls {
     if (machine.launch_->checked) {
       Event event = machine.event_of(thread, caller);
       event.key = key_of(Owner::pending, thread.number);
-      machine.access(thread, global, bytes, bytes, false, event);
-      machine.access(thread, shared, bytes, bytes, true, event);
+      machine.access(thread, global, bytes, bytes, Way::reads, event);
+      machine.access(thread, shared, bytes, bytes, Way::writes, event);
     }
     thread.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes, caller});
     std::memset(shared, Machine::kPoison, bytes);
@@ -340,7 +382,7 @@ struct Calls {
       machine.fail_here("out_of_bounds", "a barrier is initialised outside of the CTA's own shared memory", caller);
     }
     const Event event = machine.event_of(thread, caller);
-    if (machine.launch_->checked) machine.access(thread, address, 8, 8, true, event);
+    if (machine.launch_->checked) machine.access(thread, address, 8, 8, Way::writes, event);
     Barrier barrier{};
     barrier.number = machine.barrier_count_++;
     barrier.cta = cta;
@@ -399,7 +441,7 @@ struct Calls {
     if (machine.launch_->checked) {
       Event event = machine.event_of(thread, caller);
       event.key = key_of(Owner::pending, thread.number);
-      machine.access(thread, to, bytes, bytes, true, event);
+      machine.access(thread, to, bytes, bytes, Way::writes, event);
     }
     std::memset(to, Machine::kPoison, bytes);
     machine.stores_.push_back({static_cast<char*>(to), value, bytes, address, target, machine.party(thread, caller)});
@@ -408,6 +450,7 @@ struct Calls {
   static void spin(const void* caller) {
     Machine& machine = *Machine::current;
     Thread& thread = *machine.running_;
+    if (++machine.turns_ > kMostTurns) endless_poll(caller);
     thread.state = State::polling;
     thread.waits_for = "a value in memory";
     thread.waits_at = caller;

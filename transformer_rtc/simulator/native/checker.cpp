@@ -5,7 +5,8 @@ namespace simulator {
 
 namespace {
 
-constexpr uint64_t kMostAccesses = 1 << 24;  // of one thread without a switch, about half a second
+constexpr uint32_t kMostAtomicWriters = 64;  // of a cell that are remembered, beside the last one
+constexpr uint64_t kMostAccesses = 1 << 26;  // of one thread without a switch, some seconds
 
 }  // namespace
 
@@ -40,12 +41,20 @@ void Machine::publish(Thread& thread, Knowledge& to) {
 
 void Machine::meet_cta(Cta& cta) {
   Clock latest = 0;
+  Knowledge declared, heard;
   for (Thread& thread : cta.threads) {
     latest = std::max(latest, thread.clock);
     if (!thread.own.empty()) {
       cta.common.join(thread.own);
       thread.own.clear();
     }
+    declared.join(thread.declared);
+    heard.join(thread.heard);
+  }
+  // A fence of one thread, a barrier, and another's flag: more than the memory model promises, but every GPU keeps it.
+  for (Thread& thread : cta.threads) {
+    if (!declared.empty()) thread.declared = declared;
+    if (!heard.empty()) thread.heard = heard;
   }
   cta.below = latest + 1;
   for (Thread& thread : cta.threads) thread.clock = latest + 1;
@@ -99,8 +108,9 @@ const Extent* Machine::extent_of(uintptr_t address, unsigned bytes) {
 }
 
 template <class Text>
-void Machine::check_cells(Thread& thread, Shadow& shadow, Unit& unit, unsigned offset, unsigned bytes, bool writes,
+void Machine::check_cells(Thread& thread, Shadow& shadow, Unit& unit, unsigned offset, unsigned bytes, Way way,
                           const Event& event, bool initialised, Text place) {
+  const bool writes = way != Way::reads;
   uint8_t shift = 0;
   while (shift < 4 && ((offset | bytes) >> shift & 1) == 0) ++shift;
   Cell* cells = shadow.refine(unit, shift);
@@ -116,41 +126,43 @@ void Machine::check_cells(Thread& thread, Shadow& shadow, Unit& unit, unsigned o
   for (unsigned c = offset >> unit.shift; c <= (offset + bytes - 1) >> unit.shift; ++c) {
     Cell& cell = cells[c];
     if (cell.write.clock != 0 && !harmless(cell.write)) race("writes", cell.write);
+    if (way != Way::writes && cell.write.clock == 0 && !initialised) {
+      fail("uninitialised", "reads " + bytes_text(bytes) + " at " + place() + ", where nothing has been written",
+           party(thread, event.caller));
+    }
+    // What came since the last write; and before it, atomic writers of whom the last one did not know.
+    if (writes || cell.atomic_writers > 0) {
+      const auto check = [&](const Event& other) {
+        if (other.clock != 0 && (writes || other.wrote) && !harmless(other))
+          race(other.wrote ? "writes" : "reads", other);
+      };
+      check(cell.read);
+      for (uint32_t i = 0; cell.more != nullptr && i < cell.more->size; ++i) check(cell.more->events[i]);
+    }
     if (!writes) {
-      if (cell.write.clock == 0 && !initialised) {
-        fail("uninitialised", "reads " + bytes_text(bytes) + " at " + place() + ", where nothing has been written",
-             party(thread, event.caller));
-      }
       // A reader of whom this one knows is behind whatever will know of this one.
-      if (cell.read.clock != 0 && cell.read.atomic == event.atomic && knows(thread, cell.read)) cell.read = Event{};
-      if (cell.more != nullptr) {
-        Readers& more = *cell.more;
-        bool found = false;
-        for (uint32_t i = more.size; i-- > 0 && i + 8 >= more.size && !found;) {
-          if (more.events[i].key == event.key && more.events[i].atomic == event.atomic) {
-            more.events[i] = event;
-            found = true;
-          }
-        }
-        if (found) continue;
+      if (cell.read.clock != 0 && cell.read.atomic == event.atomic && !cell.read.wrote && knows(thread, cell.read)) {
+        cell.read = Event{};
       }
-      shadow.add_reader(cell, event);
+      shadow.add_event(cell, event);
       continue;
     }
-    if (cell.read.clock != 0 && !harmless(cell.read)) race("reads", cell.read);
-    if (cell.more != nullptr) {
-      for (uint32_t i = 0; i < cell.more->size; ++i) {
-        if (!harmless(cell.more->events[i])) race("reads", cell.more->events[i]);
-      }
+    // What an atomic write does not know of still counts for a plain access to come.
+    Shadow::filter_events(cell, [&](const Event& other) { return event.atomic && !knows(thread, other); });
+    if (!event.atomic) cell.atomic_writers = 0;
+    if (event.atomic && cell.write.clock != 0 && cell.atomic_writers < kMostAtomicWriters &&
+        !knows(thread, cell.write)) {
+      cell.write.wrote = true;
+      shadow.add_event(cell, cell.write);
+      ++cell.atomic_writers;
     }
-    // Atomic reads that an atomic write does not know of still count for a plain write to come.
-    Shadow::filter_readers(cell, [&](const Event& other) { return event.atomic && !knows(thread, other); });
     cell.write = event;
   }
 }
 
-void Machine::access(Thread& thread, const void* pointer, unsigned bytes, unsigned alignment, bool writes,
+void Machine::access(Thread& thread, const void* pointer, unsigned bytes, unsigned alignment, Way way,
                      const Event& event) {
+  const bool writes = way != Way::reads;
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   if (address - reinterpret_cast<uintptr_t>(thread.stack) < Stacks::kBytes) return;
   const char* verb = writes ? "writes " : "reads ";
@@ -162,13 +174,23 @@ void Machine::access(Thread& thread, const void* pointer, unsigned bytes, unsign
   if (Cta* cta = cta_of(pointer)) {
     const auto offset = static_cast<unsigned>(static_cast<const char*>(pointer) - cta->arena);
     if (shared_region(offset, bytes) == nullptr) {
-      refuse("out_of_bounds", verb + bytes_text(bytes) + ": " + shared_place(*cta, offset));
+      const bool begins = shared_region(offset, 1) != nullptr;
+      refuse("out_of_bounds",
+             verb + bytes_text(bytes) + ": " + shared_place(*cta, offset) + (begins ? ", and beyond its end" : ""));
     }
     if (address % alignment != 0) {
       refuse("misaligned", verb + bytes_text(bytes) + " at " + shared_place(*cta, offset) +
                                ", which is not aligned to " + bytes_text(alignment));
     }
+    if (cta->cluster != thread.cta->cluster) {
+      refuse("out_of_bounds",
+             std::string(verb) + "the shared memory of block " + text(cta->index) + ", which is of another cluster");
+    }
     if (cta != thread.cta) {
+      if (cta->cluster->phase == 0) {
+        refuse("race", std::string(verb) + "the shared memory of block " + text(cta->index) +
+                           ", which may not have started: no barrier of the cluster has been passed");
+      }
       if (cta->finished == cta->threads.size()) {
         refuse("exited_shared_memory",
                std::string(verb) + "the shared memory of block " + text(cta->index) + ", which has left the kernel");
@@ -177,7 +199,7 @@ void Machine::access(Thread& thread, const void* pointer, unsigned bytes, unsign
     }
     for (unsigned done = 0; done < bytes;) {
       const unsigned in_unit = (offset + done) % kUnitBytes, part = std::min(bytes - done, kUnitBytes - in_unit);
-      check_cells(thread, shared_shadow_, cta->units[(offset + done) / kUnitBytes], in_unit, part, writes, event, false,
+      check_cells(thread, shared_shadow_, cta->units[(offset + done) / kUnitBytes], in_unit, part, way, event, false,
                   [&] { return shared_place(*cta, offset + done); });
       done += part;
     }
@@ -196,10 +218,11 @@ void Machine::access(Thread& thread, const void* pointer, unsigned bytes, unsign
   if (writes && !extent->writable) {
     refuse("read_only", verb + bytes_text(bytes) + " at " + global_place(address) + ", which is only to be read");
   }
+  if (!extent->writable) return;  // nobody writes it, so nothing is to be remembered
   const bool initialised = extent->initialised;
   for (unsigned done = 0; done < bytes;) {
     const unsigned in_unit = (address + done) % kUnitBytes, part = std::min(bytes - done, kUnitBytes - in_unit);
-    check_cells(thread, shadow_, shadow_.unit(address + done), in_unit, part, writes, event, initialised,
+    check_cells(thread, shadow_, shadow_.unit(address + done), in_unit, part, way, event, initialised,
                 [&] { return global_place(address + done); });
     done += part;
   }
@@ -221,8 +244,9 @@ void Machine::forget_reader(const void* pointer, unsigned bytes, Key key) {
   for (unsigned done = 0; done < bytes;) {
     Unit& unit = shadow_.unit(address + done);
     const unsigned in_unit = (address + done) % kUnitBytes, part = std::min(bytes - done, kUnitBytes - in_unit);
-    for (unsigned c = in_unit >> unit.shift; c <= (in_unit + part - 1) >> unit.shift; ++c) {
-      Shadow::filter_readers(unit.cells[c], [&](const Event& reader) { return reader.key != key; });
+    // What nobody can write is not remembered.
+    for (unsigned c = in_unit >> unit.shift; unit.cells && c <= (in_unit + part - 1) >> unit.shift; ++c) {
+      Shadow::filter_events(unit.cells[c], [&](const Event& reader) { return reader.key != key; });
     }
     done += part;
   }

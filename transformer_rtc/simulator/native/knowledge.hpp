@@ -46,6 +46,14 @@ class Knowledge {
     }
   }
 
+  // What `other` says of the owners for which `wanted` holds.
+  template <class Wanted>
+  void join_some(const Knowledge& other, Wanted wanted) {
+    for (const Entry& entry : other.entries_) {
+      if (wanted(entry.key)) learn(entry.key, entry.below);
+    }
+  }
+
   void join(const Knowledge& other) {
     if (other.empty() || &other == this) return;
     if (empty()) {
@@ -89,4 +97,5 @@ struct Event {
   const void* caller = nullptr;
   Clock clock = 0;  // 0: there was none
   bool atomic = false;
+  bool wrote = false;
 };

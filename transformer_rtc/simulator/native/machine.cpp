@@ -11,12 +11,12 @@ namespace simulator {
 
 namespace {
 
-constexpr unsigned kRedZone = 64;               // bytes that belong to no variable
-constexpr int kIdleRounds = 64;                 // of polling threads, without any change of memory
-constexpr int kIdleRoundsUnchecked = 1 << 14;   // where plain stores are not seen
-constexpr uint64_t kSwitchesPerLook = 1 << 14;  // between looks whether the user interrupts
+constexpr unsigned kRedZone = 64;                  // bytes that belong to no variable
+constexpr uint64_t kIdleRounds = 64;               // of polling threads without any change of memory
+constexpr uint64_t kIdleTurns = 1 << 18;           // of them all
+constexpr uint64_t kIdleTurnsUnchecked = 1 << 20;  // where plain stores are not seen
+constexpr uint64_t kSwitchesPerLook = 1 << 14;     // between looks whether the user interrupts
 constexpr uint64_t kKeptThreads = 4096;
-constexpr uint64_t kMostMeetings = 1 << 18;  // without any change of memory
 
 uint64_t linear(const Index& index, const Index& size) {
   return index.x + static_cast<uint64_t>(size.x) * (index.y + static_cast<uint64_t>(size.y) * index.z);
@@ -53,16 +53,23 @@ Thread* Machine::pick() {
   return ready_.pop_back();
 }
 
-void Machine::enter(Thread& thread) {
+bool Machine::enter(Thread& thread) {
   if (thread.state == State::fresh) {
-    thread.stack = stacks_.take();
+    try {
+      thread.stack = stacks_.take();
+    } catch (const std::bad_alloc&) {
+      fail("out_of_memory", "there is no memory for another thread's stack", party(thread, nullptr));
+      return false;
+    }
     thread.stack_pointer = prepare_fiber(thread.stack, &Machine::fiber_main);
   }
   thread.state = State::ready;
   running_ = &thread;
   interface_.place = &thread.place;
   accesses_ = 0;
+  atomics_ = 0;
   ++switches_;
+  return true;
 }
 
 void Machine::leave(Thread& self) {
@@ -86,19 +93,32 @@ void Machine::wait(Thread& self, const void* on, const char* what, const void* c
   leave(self);
 }
 
-void Machine::met(const void* caller) {
+void Machine::wake_pollers() {
+  for (Thread* thread : pollers_) make_ready(*thread);
+  pollers_.clear();
+}
+
+void Machine::met(Meetings& meetings, uint64_t most, const void* caller) {
   if (!launch_->checked) return;  // plain stores are not seen
-  if (progress_ != met_progress_) meetings_ = 0;
-  met_progress_ = progress_;
-  if (++meetings_ > kMostMeetings) {
+  if (progress_ != meetings.progress) meetings.count = 0;
+  meetings.progress = progress_;
+  if (++meetings.count > most) {
     fail_here("endless", "threads meet again and again, and none writes anything", caller);
   }
 }
 
-void Machine::pass(Thread& self) {
-  if (launch_->schedule != Schedule::random) return;
-  make_ready(self);
+void Machine::yield(Thread& self) {
+  self.state = State::ready;
+  if (launch_->schedule == Schedule::last_in) {
+    ready_.push_front(&self);
+  } else {
+    ready_.push_back(&self);
+  }
   leave(self);
+}
+
+void Machine::pass(Thread& self) {
+  if (launch_->schedule == Schedule::random) yield(self);
 }
 
 void Machine::wake(std::vector<Thread>& threads, const void* on) {
@@ -139,6 +159,7 @@ void Machine::finish_thread() {
   self.state = State::finished;
   self.warp->finished |= 1u << self.index % 32;
   ++progress_;
+  turns_ = 0;
   ++cluster.finished;
   if (++cta.finished == cta.threads.size()) finish_cta(cta);
   if (cluster.arrived > 0 && cluster.arrived + cluster.finished == cluster.threads) cluster_arrived(cluster);
@@ -192,6 +213,7 @@ void Machine::start_cluster(Cluster& slot, uint64_t number) {
   if (!launch.cooperative) {
     shared_shadow_.clear();
     barriers_.clear();
+    released_in_shared_.clear();
   }
   slot.number = number;
   slot.threads = size * threads;
@@ -210,6 +232,7 @@ void Machine::start_cluster(Cluster& slot, uint64_t number) {
     cta.rank = rank;
     cta.arrived = cta.predicates = cta.finished = 0;
     cta.below = 1;
+    cta.idle = {};
     cta.common.clear();
     cta.remote.clear();
     std::memset(cta.arena, kPoison, arena_stride_);
@@ -223,6 +246,7 @@ void Machine::start_cluster(Cluster& slot, uint64_t number) {
       warp.finished = 0;
       warp.below = 0;
       warp.meetings.clear();
+      warp.idle = {};
       warp.threads = &cta.threads[32 * w];
       warp.number = cta.number * warps + w;
     }
@@ -272,7 +296,7 @@ std::string Machine::blocked() const {
 
 void Machine::loop(bool (*interrupted)()) {
   uint64_t seen = ~uint64_t{0}, looked = 0;
-  int idle = 0;
+  uint64_t idle = 0, rounds = 0;
   while (fault_.kind.empty()) {
     if (switches_ - looked >= kSwitchesPerLook) {
       looked = switches_;
@@ -290,18 +314,17 @@ void Machine::loop(bool (*interrupted)()) {
       }
     }
     if (Thread* next = pick()) {
-      enter(*next);
-      trtc_switch(&main_stack_pointer_, next->stack_pointer);
+      if (enter(*next)) trtc_switch(&main_stack_pointer_, next->stack_pointer);
       continue;
     }
     if (finished_ == clusters_) return;
     if (deliver_one()) continue;
     if (!pollers_.empty()) {
-      if (progress_ != seen) idle = 0;
+      if (progress_ != seen) idle = rounds = 0;
       seen = progress_;
-      if (++idle <= (launch_->checked ? kIdleRounds : kIdleRoundsUnchecked)) {
-        for (Thread* thread : pollers_) make_ready(*thread);
-        pollers_.clear();
+      idle += pollers_.size();
+      if (++rounds <= kIdleRounds || idle <= (launch_->checked ? kIdleTurns : kIdleTurnsUnchecked)) {
+        wake_pollers();
         continue;
       }
     }
@@ -317,8 +340,8 @@ void Machine::loop(bool (*interrupted)()) {
   }
 }
 
-unsigned Machine::lay_out(const std::vector<trtc_simulator::SharedVariable*>& variables) {
-  unsigned end = 0, device_bytes = 0;
+void Machine::lay_out(const std::vector<trtc_simulator::SharedVariable*>& variables) {
+  unsigned end = 0;
   for (trtc_simulator::SharedVariable* variable : variables) {
     // No better aligned than its type asks for.
     const unsigned alignment = variable->alignment;
@@ -326,9 +349,7 @@ unsigned Machine::lay_out(const std::vector<trtc_simulator::SharedVariable*>& va
     if (end / alignment % 2 == 0) end += alignment;
     variable->offset = end;
     end += variable->bytes;
-    device_bytes = (device_bytes + alignment - 1) / alignment * alignment + variable->bytes;
   }
-  return device_bytes;
 }
 
 Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
@@ -416,7 +437,8 @@ Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
   running_ = nullptr;
   interface_.place = &nowhere_;
   ticks_ = 0;
-  meetings_ = 0;
+  touching_ = nullptr;
+  turns_ = 0;
   {
     const Signals handled;
     loop(interrupted);
@@ -426,6 +448,7 @@ Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
   shadow_.clear();
   shared_shadow_.clear();
   released_.clear();
+  released_in_shared_.clear();
   barriers_.clear();
   stores_.clear();
   ready_.clear();

@@ -79,6 +79,9 @@ inline std::string bytes_text(unsigned bytes) { return std::to_string(bytes) + (
 struct Cta;
 struct Warp;
 
+// What an access does; a change is a read and a write at once.
+enum class Way { reads, writes, changes };
+
 enum class State { fresh, ready, waiting, polling, finished };
 
 struct AsyncCopy {
@@ -105,7 +108,7 @@ struct Thread {
   // The checker's.
   Clock clock = 1;
   Knowledge own;                        // beyond its warp's and its CTA's
-  Knowledge heard, heard_in_cta;        // by relaxed loads, for the next fence: from other CTAs, and from its own
+  Knowledge heard, heard_in_cta;        // by relaxed loads, for the next fence: of the device's, and of its CTA's
   Knowledge declared, declared_in_cta;  // by the last fence of the device, and of the CTA, for relaxed stores
   std::vector<AsyncCopy> copies;
   std::vector<uint64_t> initialised_barriers;
@@ -120,6 +123,11 @@ struct Meeting {
   unsigned first_lane;
 };
 
+// How often a group has met since memory changed.
+struct Meetings {
+  uint64_t count = 0, progress = 0;
+};
+
 struct Warp {
   std::vector<std::unique_ptr<Meeting>> meetings, spare;  // not everybody has left; to be used again
   unsigned lanes = 0;                                     // that exist
@@ -127,6 +135,7 @@ struct Warp {
   Thread* threads = nullptr;
   Clock below = 0;
   uint64_t number = 0;
+  Meetings idle;
 };
 
 struct RemoteAccess {
@@ -143,6 +152,10 @@ class Queue {
   void push_back(Thread* thread) {
     if (size() == ring_.size()) grow();
     ring_[end_++ & (ring_.size() - 1)] = thread;
+  }
+  void push_front(Thread* thread) {
+    if (size() == ring_.size()) grow();
+    ring_[--begin_ & (ring_.size() - 1)] = thread;
   }
   Thread* pop_front() { return ring_[begin_++ & (ring_.size() - 1)]; }
   Thread* pop_back() { return ring_[--end_ & (ring_.size() - 1)]; }
@@ -179,6 +192,7 @@ struct Cta {
   const void* barrier_caller = nullptr;
   Thread* barrier_first = nullptr;
   Clock below = 1;
+  Meetings idle;
   Knowledge common;
   std::unordered_map<Key, RemoteAccess> remote;  // to its shared memory, by CTAs of its cluster
 };
@@ -203,9 +217,10 @@ struct Barrier {
   Knowledge pending, released;
 };
 
-// What atomic stores to an address have released, by the CTA of whoever stored: to all, and to that CTA only.
+// What atomic stores to an address have released: to all, and to the storing CTA only.
 struct Released {
-  std::unordered_map<uint64_t, Knowledge> to_device, to_cta;
+  Knowledge to_device;
+  std::unordered_map<uint64_t, Knowledge> to_cta;
 };
 
 struct AsyncStore {
@@ -227,8 +242,8 @@ class Machine {
   trtc_simulator::Machine* interface() { return &interface_; }
   const std::vector<Suspect>& suspects() const { return suspects_; }
 
-  // Lays a module's shared variables out and returns the bytes that they take on a GPU.
-  static unsigned lay_out(const std::vector<trtc_simulator::SharedVariable*>& variables);
+  // Gives a module's shared variables their offsets.
+  static void lay_out(const std::vector<trtc_simulator::SharedVariable*>& variables);
 
  private:
   friend struct Calls;  // what kernels call
@@ -247,11 +262,13 @@ class Machine {
   void start_cluster(Cluster& slot, uint64_t number);
   void make_ready(Thread& thread);
   Thread* pick();
-  void enter(Thread& thread);
-  void leave(Thread& self);  // to whoever is next; self is ready, waiting or polling
+  bool enter(Thread& thread);  // false: there is no memory for it
+  void leave(Thread& self);    // to whoever is next; self is ready, waiting or polling
   void wait(Thread& self, const void* on, const char* what, const void* caller);
-  void met(const void* caller);  // counts meetings between which nothing changes
-  void pass(Thread& self);       // lets others go first where the order is random
+  void met(Meetings& meetings, uint64_t most, const void* caller);  // counts meetings between which nothing changes
+  void wake_pollers();
+  void yield(Thread& self);  // lets all others go first
+  void pass(Thread& self);   // lets others go first where the order is random
   void wake(std::vector<Thread>& threads, const void* on);
   [[noreturn]] void finish_thread();
   void finish_cta(Cta& cta);
@@ -275,10 +292,10 @@ class Machine {
   Event event_of(const Thread& thread, const void* caller) const {
     return {key_of(Owner::thread, thread.number), caller, thread.clock, false};
   }
-  void access(Thread& thread, const void* address, unsigned bytes, unsigned alignment, bool writes, const Event& event);
+  void access(Thread& thread, const void* address, unsigned bytes, unsigned alignment, Way way, const Event& event);
   // `place()` says where the unit's byte `offset` is.
   template <class Text>
-  void check_cells(Thread& thread, Shadow& shadow, Unit& unit, unsigned offset, unsigned bytes, bool writes,
+  void check_cells(Thread& thread, Shadow& shadow, Unit& unit, unsigned offset, unsigned bytes, Way way,
                    const Event& event, bool initialised, Text place);
   void set_writer(const void* address, unsigned bytes, const Event& event);
   void forget_reader(const void* address, unsigned bytes, Key key);
@@ -319,13 +336,15 @@ class Machine {
   void* main_stack_pointer_ = nullptr;
   int ticks_ = 0;
   uint64_t ticked_switches_ = 0;
-  uint64_t meetings_ = 0, met_progress_ = 0;
+  const void* touching_ = nullptr;  // the caller for whom the machine itself reads a kernel's memory
+  uint64_t turns_ = 0;              // of polling threads, while no other thread came to anything
+  unsigned atomics_ = 0;            // of the running thread since it was entered
   uint64_t progress_ = 0, switches_ = 0, accesses_ = 0, random_state_ = 1;
   Fault fault_;
   std::vector<Suspect> suspects_;
   std::unordered_set<uint64_t> suspected_;
 
-  std::unordered_map<const void*, Released> released_;  // by address
+  std::unordered_map<const void*, Released> released_, released_in_shared_;  // by address
   std::unordered_map<void*, Barrier> barriers_;
   uint64_t barrier_count_ = 0;
   std::vector<AsyncStore> stores_;

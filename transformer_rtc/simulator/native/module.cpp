@@ -1,10 +1,14 @@
 // Python's view of the machine: load a module that the host's compiler made, and run one of its kernels.
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <mutex>
+#include <new>
+#include <thread>
 
 #include "machine.hpp"
 
@@ -20,6 +24,14 @@ Machine& machine() {
 
 // A launch at a time: the machine is one, and so is `current`.
 std::mutex running;
+std::atomic<std::thread::id> runner;
+
+// A process forked while another thread simulates has no such thread.
+void start_anew() {
+  new (&running) std::mutex;
+  new (&machine()) Machine;
+  runner = std::thread::id();
+}
 
 bool interrupted() {
   const py::gil_scoped_acquire held;
@@ -38,7 +50,7 @@ class Module {
     for (auto* variable = *module->shared_variables; variable != nullptr; variable = variable->next) {
       shared_variables_.push_back(variable);
     }
-    static_shared_memory_ = Machine::lay_out(shared_variables_);
+    Machine::lay_out(shared_variables_);
     find_segments();
   }
 
@@ -46,7 +58,15 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  unsigned static_shared_memory() const { return static_shared_memory_; }
+  // Bytes on a GPU: of every kernel of the module, or of those that have run.
+  unsigned static_shared_memory(bool of_run) const {
+    unsigned bytes = 0;
+    for (const auto* variable : shared_variables_) {
+      if (of_run && !variable->used) continue;
+      bytes = (bytes + variable->alignment - 1) / variable->alignment * variable->alignment + variable->bytes;
+    }
+    return bytes;
+  }
   uintptr_t base() const { return base_; }
 
   unsigned parameter_bytes(const std::string& kernel) const {
@@ -89,12 +109,18 @@ class Module {
         }
       }
     }
+    if (runner == std::this_thread::get_id()) {
+      throw std::runtime_error(kernel +
+                               " is launched by a signal's handler while this thread simulates another launch");
+    }
     Fault fault;
     std::vector<Suspect> suspects;
     {
       const py::gil_scoped_release released;
       const std::lock_guard<std::mutex> held(running);
+      runner = std::this_thread::get_id();
       fault = machine().run(launch, &interrupted);
+      runner = std::thread::id();
       suspects = machine().suspects();
       std::fflush(stdout);
     }
@@ -149,16 +175,16 @@ class Module {
   uintptr_t base_ = 0, code_begin_ = 0, code_end_ = 0;
   std::vector<std::tuple<uintptr_t, uintptr_t, bool>> segments_;
   std::vector<trtc_simulator::SharedVariable*> shared_variables_;
-  unsigned static_shared_memory_ = 0;
 };
 
 }  // namespace
 
 PYBIND11_MODULE(_machine, module) {
+  pthread_atfork(nullptr, nullptr, &start_anew);
   module.doc() = "Runs kernels that the host's compiler made, with CUDA's semantics.";
   py::class_<Module>(module, "Module")
       .def(py::init<const std::string&>())
-      .def_property_readonly("static_shared_memory", &Module::static_shared_memory)
+      .def("static_shared_memory", &Module::static_shared_memory)
       .def_property_readonly("base", &Module::base)
       .def("parameter_bytes", &Module::parameter_bytes)
       .def("run", &Module::run);

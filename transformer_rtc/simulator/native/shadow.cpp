@@ -2,6 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
+
+namespace {
+
+bool same_owner(const Event& a, const Event& b) { return a.key == b.key && a.atomic == b.atomic && a.wrote == b.wrote; }
+
+}  // namespace
 
 void* Arena::allocate(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
@@ -35,10 +42,11 @@ void Shadow::split(Unit& unit, uint8_t shift) {
     const Cell& old = unit.cells[(i << shift) >> unit.shift];
     cells[i].write = old.write;
     cells[i].read = old.read;
+    cells[i].atomic_writers = old.atomic_writers;
     if (old.more != nullptr && old.more->size > 0) {
       auto* events = static_cast<Event*>(arena_.allocate(sizeof(Event) * old.more->size));
       std::memcpy(static_cast<void*>(events), old.more->events, sizeof(Event) * old.more->size);
-      cells[i].more = static_cast<Readers*>(arena_.allocate(sizeof(Readers)));
+      cells[i].more = static_cast<Events*>(arena_.allocate(sizeof(Events)));
       *cells[i].more = {old.more->size, old.more->size, events};
     }
   }
@@ -46,23 +54,28 @@ void Shadow::split(Unit& unit, uint8_t shift) {
   unit.shift = shift;
 }
 
-void Shadow::add_reader(Cell& cell, const Event& event) {
+void Shadow::add_event(Cell& cell, const Event& event) {
   if (cell.read.clock == 0) {
     cell.read = event;
     return;
   }
   if (cell.more == nullptr) {
-    cell.more = static_cast<Readers*>(arena_.allocate(sizeof(Readers)));
+    cell.more = static_cast<Events*>(arena_.allocate(sizeof(Events)));
     *cell.more = {0, 0, nullptr};
   }
-  Readers& more = *cell.more;
+  Events& more = *cell.more;
+  for (uint32_t i = more.size; i-- > 0 && i + 8 >= more.size;) {
+    if (same_owner(more.events[i], event)) {
+      more.events[i] = event;
+      return;
+    }
+  }
   if (more.size == more.capacity && more.capacity >= kCompact) {
-    // Only a reader's last tick counts.
-    std::sort(more.events, more.events + more.size,
-              [](const Event& a, const Event& b) { return a.key != b.key ? a.key < b.key : a.clock > b.clock; });
-    const Event* end = std::unique(more.events, more.events + more.size, [](const Event& a, const Event& b) {
-      return a.key == b.key && a.atomic == b.atomic;
+    // Only an owner's last tick counts.
+    std::sort(more.events, more.events + more.size, [](const Event& a, const Event& b) {
+      return std::tie(a.key, a.atomic, a.wrote, b.clock) < std::tie(b.key, b.atomic, b.wrote, a.clock);
     });
+    const Event* end = std::unique(more.events, more.events + more.size, same_owner);
     more.size = static_cast<uint32_t>(end - more.events);
   }
   if (more.size == more.capacity) {

@@ -10,7 +10,7 @@
 
 #include "knowledge.hpp"
 
-struct Readers {
+struct Events {
   uint32_t size, capacity;
   Event* events;
 };
@@ -18,8 +18,9 @@ struct Readers {
 // Bytes that have always been accessed together.
 struct Cell {
   Event write;
-  Event read;               // the first reader since
-  Readers* more = nullptr;  // the others
+  Event read;                   // the first reader since, or an atomic writer before that the last one did not know of
+  Events* more = nullptr;       // and further ones
+  uint32_t atomic_writers = 0;  // among them
 };
 
 // 16 bytes: 1, 2, 4, 8 or 16 cells.
@@ -66,10 +67,10 @@ class Shadow {
     return unit.cells;
   }
 
-  void add_reader(Cell& cell, const Event& event);
-  // Keeps the readers for which `keep` holds.
+  void add_event(Cell& cell, const Event& event);
+  // Keeps the events for which `keep` holds.
   template <class Keep>
-  static void filter_readers(Cell& cell, Keep keep) {
+  static void filter_events(Cell& cell, Keep keep) {
     if (cell.more != nullptr) {
       uint32_t kept = 0;
       for (uint32_t i = 0; i < cell.more->size; ++i) {

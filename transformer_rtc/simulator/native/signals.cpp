@@ -8,7 +8,7 @@ namespace simulator {
 
 namespace {
 
-constexpr int kTicksWithoutSwitch = 16;  // of a quarter of a second
+constexpr int kTicksWithoutSwitch = 16;  // of a quarter of a second of work
 constexpr size_t kStackBytes = 64 * 1024;
 
 }  // namespace
@@ -29,7 +29,8 @@ Signals::Signals() {
   event.sigev_signo = kTick;
   event._sigev_un._tid = static_cast<int>(syscall(SYS_gettid));
   const itimerspec quarters{{0, 250'000'000}, {0, 250'000'000}};
-  has_timer_ = timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0 && timer_settime(timer_, 0, &quarters, nullptr) == 0;
+  has_timer_ =
+      timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_) == 0 && timer_settime(timer_, 0, &quarters, nullptr) == 0;
 }
 
 Signals::~Signals() {
@@ -50,8 +51,11 @@ void Signals::handle(int number, siginfo_t* info, void* context) {
 #endif
   Machine* machine = Machine::current;
   const bool on_fiber = machine != nullptr && machine->running_ != nullptr && pthread_equal(thread_, pthread_self());
-  const bool of_kernel = on_fiber && code >= machine->launch_->code_begin && code < machine->launch_->code_end;
-  const auto* caller = reinterpret_cast<const void*>(code + 1);  // as a return address lies behind its call
+  const bool touching = on_fiber && machine->touching_ != nullptr;
+  const bool of_kernel =
+      touching || (on_fiber && code >= machine->launch_->code_begin && code < machine->launch_->code_end);
+  // Behind the instruction, as a return address lies behind its call.
+  const auto* caller = touching ? machine->touching_ : reinterpret_cast<const void*>(code + 1);
   if (number == kTick) {
     if (!on_fiber || machine->switches_ != machine->ticked_switches_) {
       if (on_fiber) machine->ticked_switches_ = machine->switches_;
