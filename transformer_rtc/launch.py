@@ -20,7 +20,7 @@ MAX_THREADS, STATIC_SHARED, _LOCAL, _REGISTERS, MAX_DYNAMIC_SHARED, _NON_PORTABL
 _MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_PER_CTA, _CLUSTERS = 16, 75, 76, 97, 120
 _CACHE_PREFERENCES = {"none": 0, "shared": 1, "l1": 2, "equal": 3}
 _PORTABLE_CLUSTER = 8
-_DEFAULT_DYNAMIC_SHARED = 48 * 1024  # a launch may have this much without asking
+DEFAULT_DYNAMIC_SHARED = 48 * 1024  # a launch may have this much without asking
 
 
 def device_limits(device: int) -> DeviceLimits:
@@ -104,7 +104,7 @@ class Kernel:
         self.where = f"cuda:{device}" if isinstance(device, int) else str(device)
         self._multiprocessors = multiprocessors
         # What a launch may have without asking; static shared memory is part of it.
-        self._free_dynamic_shared = _DEFAULT_DYNAMIC_SHARED - self.static_shared_memory
+        self._free_dynamic_shared = DEFAULT_DYNAMIC_SHARED - self.static_shared_memory
         loaded = self.function.parameter_bytes() if params.fields else -1
         if loaded not in (-1, params.size):
             raise LaunchError(f"{symbol} takes {loaded} bytes of parameters, and its fields describe {params.size}")

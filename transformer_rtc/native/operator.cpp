@@ -506,8 +506,7 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
       memory.push_back(rows);
     }
     if (plan->workspace_bytes > 0) {
-      memory.push_back(
-          {&workspace_name, workspace_data, 1, plan->workspace_bytes * launched, 1, 0, 1, 0, true, true});
+      memory.push_back({&workspace_name, workspace_data, 1, plan->workspace_bytes * launched, 1, 0, 1, 0, true, true});
     }
   }
   plan->launcher->launch(shape, params, stream, memory);

@@ -13,7 +13,15 @@ from typing import Any
 
 from .. import _native
 from ..errors import ArgumentError, LaunchError, SimulationError
-from ..launch import MAX_DYNAMIC_SHARED, MAX_THREADS, STATIC_SHARED, Dim3, Kernel, LaunchConfig
+from ..launch import (
+    DEFAULT_DYNAMIC_SHARED,
+    MAX_DYNAMIC_SHARED,
+    MAX_THREADS,
+    STATIC_SHARED,
+    Dim3,
+    Kernel,
+    LaunchConfig,
+)
 from ..spec import Params
 from . import _machine, toolchain
 from .device import ORDERS, SimulatedDevice
@@ -22,7 +30,6 @@ __all__ = ["SimulatedKernel"]
 
 # (address, writable, initialised, name, element bytes, columns, outer count, outer stride, inner count, inner stride)
 Rows = tuple[int, bool, bool, str, int, int, int, int, int, int]
-_DEFAULT_DYNAMIC_SHARED = 48 * 1024
 _MAX_STATIC_SHARED = 48 * 1024
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
@@ -52,7 +59,7 @@ class SimulatedFunction:
             # Which of a text's kernels a variable belongs to shows when they run: `launch` checks it again then.
             STATIC_SHARED: min(self._module.static_shared_memory(False), _MAX_STATIC_SHARED),
         }
-        self._attributes[MAX_DYNAMIC_SHARED] = _DEFAULT_DYNAMIC_SHARED - self._attributes[STATIC_SHARED]
+        self._attributes[MAX_DYNAMIC_SHARED] = DEFAULT_DYNAMIC_SHARED - self._attributes[STATIC_SHARED]
 
     @contextlib.contextmanager
     def _file(self) -> Iterator[str]:
@@ -127,12 +134,6 @@ class SimulatedFunction:
             self.symbol, grid, block, cluster, dynamic_shared_memory, cooperative, params, memory, device.checked,
             ORDERS.index(device.order), device.seed,
         )  # fmt: skip
-        static = self._module.static_shared_memory(True)
-        if static > _MAX_STATIC_SHARED or static + dynamic_shared_memory > device.limits.shared_memory_per_cta:
-            raise LaunchError(
-                f"{self.symbol}: {static} bytes of static shared memory and {dynamic_shared_memory} dynamic ones; "
-                f"{device} takes at most {_MAX_STATIC_SHARED}, and {device.limits.shared_memory_per_cta} in all"
-            )
         self._raise_suspects(suspects, fault)
         if fault is not None:
             kind, message, at, other, file, line = fault
@@ -141,6 +142,12 @@ class SimulatedFunction:
                 frames[0] = [("", os.path.basename(file), line), *frames[0]]
             raise SimulationError(
                 kind, message, self.symbol, frames[0], *self._place(at), frames[1], *self._place(other)
+            )
+        static = self._module.static_shared_memory(True)
+        if static > _MAX_STATIC_SHARED or static + dynamic_shared_memory > device.limits.shared_memory_per_cta:
+            raise LaunchError(
+                f"{self.symbol}: {static} bytes of static shared memory and {dynamic_shared_memory} dynamic ones; "
+                f"{device} takes at most {_MAX_STATIC_SHARED}, and {device.limits.shared_memory_per_cta} in all"
             )
 
     def _check(self, grid: Dim3, block: Dim3, cluster: Dim3, dynamic_shared_memory: int) -> None:

@@ -358,22 +358,23 @@ struct trtc_source {
   const char* file;
   unsigned line, column;
 };
-#define TRTC_ARITHMETIC(handler, kind, message)                                                                    \
-  __attribute__((visibility("hidden"), no_sanitize_thread)) void __ubsan_handle_##handler##_abort(trtc_source* at, \
-                                                                                                  ...) {           \
-    trtc_simulator::machine->fault(kind, message, at->file, at->line, TRTC_CALLER);                                \
-    __builtin_unreachable();                                                                                       \
+#define TRTC_UNDEFINED(handler, kind, message)                                                                    \
+  __attribute__((visibility("hidden"), no_sanitize_thread)) void __ubsan_handle_##handler(trtc_source* at, ...) { \
+    trtc_simulator::machine->fault(kind, message, at->file, at->line, TRTC_CALLER);                               \
+    __builtin_unreachable();                                                                                      \
   }
-TRTC_ARITHMETIC(add_overflow, "overflow", "a signed addition overflows")
-TRTC_ARITHMETIC(sub_overflow, "overflow", "a signed subtraction overflows")
-TRTC_ARITHMETIC(mul_overflow, "overflow", "a signed multiplication overflows")
-TRTC_ARITHMETIC(negate_overflow, "overflow", "a signed negation overflows")
-TRTC_ARITHMETIC(divrem_overflow, "overflow", "a division by zero, or one that overflows")
-TRTC_ARITHMETIC(shift_out_of_bounds, "overflow", "a shift by a negative count or by more than the type has bits")
-TRTC_ARITHMETIC(float_cast_overflow, "overflow", "a float that the integer type cannot hold")
-TRTC_ARITHMETIC(out_of_bounds, "out_of_bounds", "an index outside of its array")
-TRTC_ARITHMETIC(type_mismatch_v1, "misaligned", "an access that is not aligned to its type")
-#undef TRTC_ARITHMETIC
+TRTC_UNDEFINED(add_overflow_abort, "overflow", "a signed addition overflows")
+TRTC_UNDEFINED(sub_overflow_abort, "overflow", "a signed subtraction overflows")
+TRTC_UNDEFINED(mul_overflow_abort, "overflow", "a signed multiplication overflows")
+TRTC_UNDEFINED(negate_overflow_abort, "overflow", "a signed negation overflows")
+TRTC_UNDEFINED(divrem_overflow_abort, "overflow", "a division by zero, or one that overflows")
+TRTC_UNDEFINED(shift_out_of_bounds_abort, "overflow", "a shift by a negative count or by more than the type has bits")
+TRTC_UNDEFINED(float_cast_overflow_abort, "overflow", "a float that the integer type cannot hold")
+TRTC_UNDEFINED(out_of_bounds_abort, "out_of_bounds", "an index outside of its array")
+TRTC_UNDEFINED(missing_return, "trap", "a function that returns a value ends without one")
+TRTC_UNDEFINED(builtin_unreachable, "trap", "the kernel reaches a place that it calls unreachable")
+TRTC_UNDEFINED(type_mismatch_v1_abort, "misaligned", "an access that is not aligned to its type")
+#undef TRTC_UNDEFINED
 }
 #undef TRTC_HOOKS
 #undef TRTC_HOOK

@@ -32,6 +32,8 @@ _FLAGS_OF_VERSIONS: tuple[tuple[bool, int, bool, tuple[str, ...]], ...] = (
     (False, 8, False, ("-fstack-clash-protection", "-fno-diagnostics-show-caret")),
     (False, 10, False, ("-fno-finite-loops",)),
     (False, 12, False, ("-ftrivial-auto-var-init=pattern",)),
+    # Arrays at the end of a struct too.
+    (False, 8, True, ("-fsanitize=bounds-strict",)),
     (False, 11, True, ("--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0")),
     (True, 11, False, ("-fstack-clash-protection", "-fno-caret-diagnostics", "-ftrivial-auto-var-init=pattern")),
     (True, 12, False, ("-fno-finite-loops",)),
@@ -43,6 +45,7 @@ _FLAGS_OF_VERSIONS: tuple[tuple[bool, int, bool, tuple[str, ...]], ...] = (
 _CHECKED_FLAGS = (
     "-fsanitize=thread",
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow",
+    "-fsanitize=return,unreachable",
     "-fno-sanitize-recover=all",
 )
 # The prelude's memcpy is the kernel's, not the system's.
