@@ -76,7 +76,7 @@ def python(cache: str, text: str, **environment: str) -> subprocess.CompletedPro
     given = {
         **inherited,
         "TRANSFORMER_RTC_CACHE_DIR": cache,
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         **environment,
     }
     return subprocess.run(
@@ -501,6 +501,15 @@ def test_attributes_and_occupancy_are_an_architectures(manager):
     text = '#include "platform.cuh"\nextern "C" __global__ void large() { TRTC_SHARED(char, all, 49153); all[0] = 1; }'
     with pytest.raises(LaunchError, match=r"49153 bytes of static shared memory .* takes at most 49152"):
         manager.compile(text, "large", (), SimulatedDevice()).launch_plain(ONE, ONE, {})
+
+
+def test_launch_bounds_are_the_most_threads(manager):
+    text = '#define WIDTH 2\nextern "C" __global__ __launch_bounds__(32 * WIDTH, 1) void bounded() {}'
+    kernel = manager.compile(text, "bounded", (), SimulatedDevice())
+    assert kernel.max_threads == 64
+    kernel.launch_plain(ONE, (64, 1, 1), {})
+    with pytest.raises(LaunchError, match="65 threads of a CTA; it takes at most 64"):
+        kernel.launch_plain(ONE, (65, 1, 1), {})
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["fast", "checked"])

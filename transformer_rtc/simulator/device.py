@@ -32,8 +32,8 @@ class SimulatedDevice:
         alignment, shared memory that was never written, integer overflow, barriers that not all threads reach. About
         three times slower.
     order : str
-        Which thread goes on where several can: ``"first_in"``, ``"last_in"`` (one warp runs as far ahead as it can) or
-        ``"random"``.
+        Which thread goes on where several can: ``"first_in"`` (a warp's lanes keep together), ``"last_in"`` (the last
+        warp runs as far ahead as it can) or ``"random"``.
     seed : int
         Of the random order.
     static : bool

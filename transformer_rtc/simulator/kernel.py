@@ -55,7 +55,7 @@ class SimulatedFunction:
                 module = _modules[image] = _machine.Module(path)
         self._module = module
         self._attributes = {
-            MAX_THREADS: device.max_threads,
+            MAX_THREADS: min(device.max_threads, self._module.max_threads(symbol)),
             # Which of a text's kernels a variable belongs to shows when they run: `launch` checks it again then.
             STATIC_SHARED: min(self._module.static_shared_memory(False), _MAX_STATIC_SHARED),
         }

@@ -264,14 +264,15 @@ constexpr unsigned parameter_bytes(void (*)()) { return 0; }
 
 }  // namespace trtc_simulator
 
-// The kernel's symbol, for the machine.
-#define TRTC_EXPORT(symbol)                                                                                     \
+// A kernel, for the machine: its symbol, and the most threads of a CTA that its launch bounds allow.
+#define TRTC_EXPORT(symbol, most_threads)                                                                       \
   extern "C" __attribute__((visibility("default"), used, no_sanitize("thread"), no_sanitize("undefined"))) void \
   trtc_run_##symbol(const void* params) {                                                                       \
     trtc_simulator::run(&symbol, params);                                                                       \
   }                                                                                                             \
   extern "C" __attribute__((visibility("default"), used)) const unsigned trtc_bytes_##symbol =                  \
-      trtc_simulator::parameter_bytes(&symbol);
+      trtc_simulator::parameter_bytes(&symbol);                                                                 \
+  extern "C" __attribute__((visibility("default"), used)) const unsigned trtc_threads_##symbol = most_threads;
 
 // ---- Shared memory, as platform.cuh declares it --------------------------------------------------------------------
 

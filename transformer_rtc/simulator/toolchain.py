@@ -130,9 +130,20 @@ def key_parts(target: Target) -> dict[str, object]:
     }
 
 
-def entries(symbol: str, program: str) -> list[str]:
-    """Return a program's entries: those that TRTC_ENTRY marks, else the one named `symbol`."""
-    return re.findall(r"^TRTC_ENTRY\b.*\bvoid (\w+)\(", program, re.MULTILINE) or [symbol]
+def entries(symbol: str, program: str) -> dict[str, str]:
+    """Return a program's entries, those that TRTC_ENTRY marks, else the one named `symbol`, and their launch bounds.
+
+    A bound is the text of its first argument, or the most that a CTA can have.
+    """
+    names = re.findall(r"^TRTC_ENTRY\b.*\bvoid (\w+)\(", program, re.MULTILINE) or [symbol]
+    bounds = {}
+    for name in names:
+        # An argument of more than names, numbers and products is left alone.
+        found = re.search(
+            rf"(?:__launch_bounds__|TRTC_LAUNCH_BOUNDS)\s*\(([\w:\s*]+)(?:,[\w:\s*,]*)?\)\s*void\s+{name}\s*\(", program
+        )
+        bounds[name] = found[1].strip() if found else "1024"
+    return bounds
 
 
 def compile_program(
@@ -170,7 +181,7 @@ def compile_program(
         if of_clang == is_clang and version >= first and (checked or not only_checked):
             flags += more
     flags += _definitions(options)
-    exports = "".join(f"\nTRTC_EXPORT({entry})" for entry in entries(symbol, program))
+    exports = "".join(f"\nTRTC_EXPORT({entry}, {most})" for entry, most in entries(symbol, program).items())
     with tempfile.TemporaryDirectory(prefix="transformer_rtc.") as folder:
         file = f"{symbol[:200]}.cu"
         for name, text in {**headers, **_prelude(), file: f"{program}{exports}\n"}.items():

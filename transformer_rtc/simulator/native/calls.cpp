@@ -272,8 +272,8 @@ struct Calls {
     } else {
       machine.met(warp.idle, kMostMeetings, caller);
       if (machine.launch_->checked && kind == Collective::synchronise) machine.meet_warp(warp, mask);
-      for (unsigned other = 0; other < 32; ++other) {
-        if ((mask & ~bit) >> other & 1) machine.make_ready(warp.threads[other]);
+      for (unsigned other = 32; other-- > 0;) {
+        if ((mask & ~bit) >> other & 1) machine.make_next(warp.threads[other]);
       }
       machine.pass(thread);
     }

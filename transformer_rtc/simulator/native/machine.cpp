@@ -46,6 +46,16 @@ void Machine::make_ready(Thread& thread) {
   ready_.push_back(&thread);
 }
 
+void Machine::make_next(Thread& thread) {
+  thread.state = State::ready;
+  thread.waits_on = nullptr;
+  if (launch_->schedule == Schedule::first_in) {
+    ready_.push_front(&thread);
+  } else {
+    ready_.push_back(&thread);
+  }
+}
+
 Thread* Machine::pick() {
   if (ready_.empty()) return nullptr;
   if (launch_->schedule == Schedule::first_in) return ready_.pop_front();
@@ -257,13 +267,15 @@ void Machine::start_cluster(Cluster& slot, uint64_t number) {
       thread.state = State::fresh;
       thread.at_cluster_barrier = false;
       thread.clock = 1;
-      thread.own.clear();
-      thread.heard.clear();
-      thread.heard_in_cta.clear();
-      thread.declared.clear();
-      thread.declared_in_cta.clear();
       thread.copies.clear();
-      thread.initialised_barriers.clear();
+      if (launch.checked) {
+        thread.own.clear();
+        thread.heard.clear();
+        thread.heard_in_cta.clear();
+        thread.declared.clear();
+        thread.declared_in_cta.clear();
+        thread.initialised_barriers.clear();
+      }
       thread.cta = &cta;
       thread.warp = &cta.warps[i / 32];
       thread.index = i;

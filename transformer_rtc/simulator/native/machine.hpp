@@ -261,6 +261,7 @@ class Machine {
   // Scheduling.
   void start_cluster(Cluster& slot, uint64_t number);
   void make_ready(Thread& thread);
+  void make_next(Thread& thread);  // before those that are ready
   Thread* pick();
   bool enter(Thread& thread);  // false: there is no memory for it
   void leave(Thread& self);    // to whoever is next; self is ready, waiting or polling

@@ -73,6 +73,10 @@ class Module {
     return *static_cast<const unsigned*>(symbol("trtc_bytes_" + kernel));
   }
 
+  unsigned max_threads(const std::string& kernel) const {
+    return *static_cast<const unsigned*>(symbol("trtc_threads_" + kernel));
+  }
+
   // extents: (address, writable, initialised, name, element bytes, columns, outer count, outer stride, inner count,
   // inner stride), strides in elements.
   using Rows = std::tuple<uintptr_t, bool, bool, std::string, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
@@ -187,5 +191,6 @@ PYBIND11_MODULE(_machine, module) {
       .def("static_shared_memory", &Module::static_shared_memory)
       .def_property_readonly("base", &Module::base)
       .def("parameter_bytes", &Module::parameter_bytes)
+      .def("max_threads", &Module::max_threads)
       .def("run", &Module::run);
 }
