@@ -123,6 +123,9 @@ class _Nvrtc:
             # PYTHONPATH are not, and take what is open already.
             if found:
                 for library in glob.glob(os.path.join(found[1], "nvidia", "*", "lib", f"libnvrtc.so.{major}")):
+                    # NVRTC 13.0 opens this one by its name, and does not look beside itself.
+                    for builtins in glob.glob(f"{os.path.dirname(library)}/libnvrtc-builtins.so.{major}.*"):
+                        ctypes.CDLL(builtins)
                     ctypes.CDLL(library)
             path = load_nvidia_dynamic_lib("nvrtc").abs_path
             _, *version = nvrtc.nvrtcVersion()
