@@ -8,7 +8,7 @@ namespace trtc {
 // A format with `Fraction` bits of fraction and the exponent's bias `Bias`, subnormals included. Magnitudes are without
 // the sign.
 
-// The magnitude of the nearest value, ties to even, as if the exponent had no end. `magnitude` is a finite float's.
+// The magnitude of the nearest value, ties to even, as if the exponent had no end. `magnitude` is no NaN's.
 template <int Fraction, int Bias>
 TRTC_DEVICE uint32 narrow_magnitude(uint32 magnitude) {
   constexpr int shift = 23 - Fraction;
@@ -33,12 +33,15 @@ enum : uint32 { infinity_magnitude = 0x7f800000u };
 
 TRTC_DEVICE float with_sign(float value, uint32 sign) { return float_from_bits(bits_from_float(value) | sign << 31); }
 
-TRTC_DEVICE uint32 float16_from_float(float value) {
+// The nearest value of a format of `Bits` bits; magnitudes from `most` on, infinity's too, become that one.
+template <int Bits, int Fraction, int Bias>
+TRTC_DEVICE uint32 narrowed(float value, uint32 most) {
   const uint32 sign = bits_from_float(value) >> 31, magnitude = bits_from_float(value) & 0x7fffffffu;
-  if (magnitude > infinity_magnitude) return 0x7fffu;
-  if (magnitude == infinity_magnitude) return sign << 15 | 0x7c00u;
-  return sign << 15 | min(narrow_magnitude<10, 15>(magnitude), 0x7c00u);
+  if (magnitude > infinity_magnitude) return (1u << (Bits - 1)) - 1;
+  return sign << (Bits - 1) | min(narrow_magnitude<Fraction, Bias>(magnitude), most);
 }
+
+TRTC_DEVICE uint32 float16_from_float(float value) { return narrowed<16, 10, 15>(value, 0x7c00u); }
 
 TRTC_DEVICE float float_from_float16(uint32 bits) {
   const uint32 magnitude = bits & 0x7fffu, sign = bits >> 15 & 1;
@@ -53,12 +56,7 @@ TRTC_DEVICE uint32 bfloat16_from_float(float value) {
 }
 
 // The formats of 8 bits saturate: what is beyond the largest number, infinity too, becomes that.
-TRTC_DEVICE uint32 float8_e4m3_from_float(float value) {
-  const uint32 sign = bits_from_float(value) >> 31, magnitude = bits_from_float(value) & 0x7fffffffu;
-  if (magnitude > infinity_magnitude) return 0x7fu;
-  if (magnitude == infinity_magnitude) return sign << 7 | 0x7eu;
-  return sign << 7 | min(narrow_magnitude<3, 7>(magnitude), 0x7eu);
-}
+TRTC_DEVICE uint32 float8_e4m3_from_float(float value) { return narrowed<8, 3, 7>(value, 0x7eu); }
 
 TRTC_DEVICE float float_from_float8_e4m3(uint32 bits) {
   const uint32 magnitude = bits & 0x7fu;
@@ -66,12 +64,7 @@ TRTC_DEVICE float float_from_float8_e4m3(uint32 bits) {
   return with_sign(widen_magnitude<3, 7>(magnitude), bits >> 7 & 1);
 }
 
-TRTC_DEVICE uint32 float8_e5m2_from_float(float value) {
-  const uint32 sign = bits_from_float(value) >> 31, magnitude = bits_from_float(value) & 0x7fffffffu;
-  if (magnitude > infinity_magnitude) return 0x7fu;
-  if (magnitude == infinity_magnitude) return sign << 7 | 0x7bu;
-  return sign << 7 | min(narrow_magnitude<2, 15>(magnitude), 0x7bu);
-}
+TRTC_DEVICE uint32 float8_e5m2_from_float(float value) { return narrowed<8, 2, 15>(value, 0x7bu); }
 
 TRTC_DEVICE float float_from_float8_e5m2(uint32 bits) { return float_from_float16(bits << 8); }
 

@@ -27,7 +27,10 @@ class Launcher: ...
 
 class PythonLauncher(Launcher):
     def __init__(
-        self, zero: Callable[[int, int], None], launch: Callable[[_Dim3, _Dim3, _Dim3, int, bool, int, Any], None]
+        self,
+        zero: Callable[[int, int], None],
+        launch: Callable[[_Dim3, _Dim3, _Dim3, int, bool, bytes, int, Any], None],
+        parameter_bytes: int,
     ) -> None: ...
 
 class Function(Launcher):

@@ -61,14 +61,16 @@ class PythonAllocator : public Allocator {
 };
 
 // A launcher of Python's: zero(address, bytes) and
-// launch(grid, block, cluster, dynamic shared memory, cooperative, address of the parameters, memory).
+// launch(grid, block, cluster, dynamic shared memory, cooperative, parameters, stream, memory).
 class PythonLauncher : public Launcher {
  public:
-  PythonLauncher(py::object zero, py::object launch) : zero_(std::move(zero)), launch_(std::move(launch)) {}
+  PythonLauncher(py::object zero, py::object launch, size_t parameter_bytes)
+      : zero_(std::move(zero)), launch_(std::move(launch)), parameter_bytes_(parameter_bytes) {}
 
   void zero(void* data, size_t bytes, CUstream) const override { zero_(reinterpret_cast<uintptr_t>(data), bytes); }
 
-  void launch(const LaunchShape& shape, void* params, CUstream, const std::vector<Memory>& memory) const override {
+  void launch(const LaunchShape& shape, void* params, CUstream stream,
+              const std::vector<Memory>& memory) const override {
     const auto triple = [](const Dim3& size) { return py::make_tuple(size.x, size.y, size.z); };
     py::list rows;
     for (const Memory& m : memory) {
@@ -77,13 +79,15 @@ class PythonLauncher : public Launcher {
                                  m.inner_stride));
     }
     launch_(triple(shape.grid), triple(shape.block), triple(shape.cluster), shape.dynamic_shared_memory,
-            shape.cooperative, reinterpret_cast<uintptr_t>(params), rows);
+            shape.cooperative, py::bytes(static_cast<const char*>(params), parameter_bytes_),
+            reinterpret_cast<uintptr_t>(stream), rows);
   }
 
   bool asks_for_memory() const override { return true; }
 
  private:
   py::object zero_, launch_;
+  size_t parameter_bytes_;
 };
 
 constexpr const char* kOperatorCapsule = "transformer_rtc.operator";
@@ -216,7 +220,7 @@ PYBIND11_MODULE(_native, module) {
 
   py::class_<Launcher, std::shared_ptr<Launcher>>(module, "Launcher");
   py::class_<PythonLauncher, Launcher, std::shared_ptr<PythonLauncher>>(module, "PythonLauncher")
-      .def(py::init<py::object, py::object>());
+      .def(py::init<py::object, py::object, size_t>());
 
   py::class_<Function, Launcher, std::shared_ptr<Function>>(module, "Function")
       .def(py::init([](int ordinal, const py::bytes& image, const std::string& symbol) {

@@ -6,8 +6,6 @@ from typing import Any
 class Module:
     def __init__(self, path: str) -> None: ...
     def static_shared_memory(self, of_run: bool) -> int: ...
-    @property
-    def base(self) -> int: ...
     def parameter_bytes(self, kernel: str) -> int: ...
     def max_threads(self, kernel: str) -> int: ...
     def run(
@@ -18,7 +16,7 @@ class Module:
         cluster: tuple[int, int, int],
         dynamic_shared_memory: int,
         cooperative: bool,
-        params: int,
+        params: bytes,
         memory: Sequence[tuple[int, bool, bool, str, int, int, int, int, int, int]],
         checked: bool,
         schedule: int,

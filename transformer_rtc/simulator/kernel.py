@@ -112,22 +112,9 @@ class SimulatedFunction:
         stream: int,
         memory: Sequence[Rows] = (),
     ) -> None:
+        """Launch, and run to the end."""
         if stream != 0:
             raise ArgumentError(f"{self.symbol}: stream is {stream}; the simulator has none but 0")
-        packed = ctypes.create_string_buffer(params, max(len(params), 1))
-        self.launch_address(grid, block, cluster, dynamic_shared_memory, cooperative, ctypes.addressof(packed), memory)
-
-    def launch_address(
-        self,
-        grid: Dim3,
-        block: Dim3,
-        cluster: Dim3,
-        dynamic_shared_memory: int,
-        cooperative: bool,
-        params: int,
-        memory: Sequence[Rows],
-    ) -> None:
-        """Launch with parameters at an address, and run to the end."""
         self._check(grid, block, cluster, dynamic_shared_memory)
         device = self.device
         fault, suspects = self._module.run(
@@ -211,7 +198,7 @@ class SimulatedKernel(Kernel):
 
     def __init__(self, symbol: str, params: Params, device: SimulatedDevice, image: bytes) -> None:
         self._simulated = SimulatedFunction(device, image, symbol)
-        launcher = _native.PythonLauncher(zero, self._simulated.launch_address)
+        launcher = _native.PythonLauncher(zero, self._simulated.launch, params.size)
         super().__init__(symbol, params, device, self._simulated, launcher, device.multiprocessors)
 
     def launch(self, config: LaunchConfig, params: bytes | Mapping[str, Any], stream: int = 0) -> None:

@@ -91,7 +91,7 @@ bool Machine::deliver_one() {
     const Event event{key_of(Owner::barrier, barrier.number), store.party.caller, static_cast<Clock>(barrier.phase + 1),
                       false};
     set_writer(store.to, store.bytes, event);
-    if (store.target != nullptr) store.target->remote[event.key] = {event, store.party};
+    store.target->remote[event.key] = {event, store.party};
   }
   ++progress_;
   barrier.bytes -= store.bytes;

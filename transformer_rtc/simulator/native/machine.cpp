@@ -225,7 +225,6 @@ void Machine::start_cluster(Cluster& slot, uint64_t number) {
     barriers_.clear();
     released_in_shared_.clear();
   }
-  slot.number = number;
   slot.threads = size * threads;
   slot.finished = slot.arrived = 0;
   slot.phase = 0;
@@ -239,7 +238,6 @@ void Machine::start_cluster(Cluster& slot, uint64_t number) {
                  place.z * launch.cluster.z + in_cluster.z};
     cta.number = linear(cta.index, launch.grid);
     cta.cluster = &slot;
-    cta.rank = rank;
     cta.arrived = cta.predicates = cta.finished = 0;
     cta.below = 1;
     cta.idle = {};

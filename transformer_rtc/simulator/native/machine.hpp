@@ -183,7 +183,6 @@ struct Cta {
   Index index{};
   uint64_t number = 0;
   Cluster* cluster = nullptr;
-  unsigned rank = 0;
   char* arena = nullptr;
   Unit* units = nullptr;
   std::vector<Thread> threads;
@@ -199,7 +198,6 @@ struct Cta {
 
 struct Cluster {
   std::vector<Cta> ctas;
-  uint64_t number = 0;
   unsigned threads = 0, finished = 0, arrived = 0;
   uint64_t phase = 0;
   std::vector<std::pair<Thread*, Clock>> releases;

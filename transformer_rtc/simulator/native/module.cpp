@@ -67,7 +67,6 @@ class Module {
     }
     return bytes;
   }
-  uintptr_t base() const { return base_; }
 
   unsigned parameter_bytes(const std::string& kernel) const {
     return *static_cast<const unsigned*>(symbol("trtc_bytes_" + kernel));
@@ -82,11 +81,11 @@ class Module {
   using Rows = std::tuple<uintptr_t, bool, bool, std::string, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
   py::object run(const std::string& kernel, std::array<unsigned, 3> grid, std::array<unsigned, 3> block,
-                 std::array<unsigned, 3> cluster, unsigned dynamic_shared_memory, bool cooperative, uintptr_t params,
-                 const std::vector<Rows>& memory, bool checked, int schedule, uint64_t seed) {
+                 std::array<unsigned, 3> cluster, unsigned dynamic_shared_memory, bool cooperative,
+                 const py::bytes& params, const std::vector<Rows>& memory, bool checked, int schedule, uint64_t seed) {
     Launch launch{};
     launch.entry = reinterpret_cast<void (*)(const void*)>(symbol("trtc_run_" + kernel));
-    launch.params = reinterpret_cast<const void*>(params);
+    launch.params = PyBytes_AS_STRING(params.ptr());
     launch.grid = index_of(grid);
     launch.block = index_of(block);
     launch.cluster = index_of(cluster);
@@ -189,7 +188,6 @@ PYBIND11_MODULE(_machine, module) {
   py::class_<Module>(module, "Module")
       .def(py::init<const std::string&>())
       .def("static_shared_memory", &Module::static_shared_memory)
-      .def_property_readonly("base", &Module::base)
       .def("parameter_bytes", &Module::parameter_bytes)
       .def("max_threads", &Module::max_threads)
       .def("run", &Module::run);
