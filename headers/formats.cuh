@@ -64,6 +64,13 @@ TRTC_DEVICE float float_from_float8_e4m3(uint32 bits) {
   return with_sign(widen_magnitude<3, 7>(magnitude), bits >> 7 & 1);
 }
 
+TRTC_DEVICE int32 int8_from_float(float value) {
+  if (value != value) return 0;
+  const float bounded = min(max(value, -128.0f), 127.0f);
+  // The last place of this sum is 1.
+  return static_cast<int32>((bounded + 12582912.0f) - 12582912.0f);
+}
+
 TRTC_DEVICE uint32 float8_e5m2_from_float(float value) { return narrowed<8, 2, 15>(value, 0x7bu); }
 
 TRTC_DEVICE float float_from_float8_e5m2(uint32 bits) { return float_from_float16(bits << 8); }

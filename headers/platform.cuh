@@ -29,6 +29,7 @@ static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8,
 
 TRTC_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 TRTC_DEVICE int64 cta_index() { return static_cast<int64>(blockIdx.x); }
+TRTC_DEVICE int64 cta_index_y() { return static_cast<int64>(blockIdx.y); }
 TRTC_DEVICE int64 ctas_in_grid() { return static_cast<int64>(gridDim.x); }
 
 // Waits for every thread of the CTA and orders their shared and global accesses.
@@ -36,6 +37,7 @@ TRTC_DEVICE void cta_barrier() { __syncthreads(); }
 
 // Full-mask shuffles, to be called by converged warps. A shuffle orders no memory.
 TRTC_DEVICE float shuffle_xor(float value, int lane_mask) { return __shfl_xor_sync(0xffffffffu, value, lane_mask); }
+TRTC_DEVICE float shuffle_from(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Correctly rounded. Programs are compiled without contraction, so a fused multiply-add is only
 // where it is written.
@@ -46,7 +48,12 @@ TRTC_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 TRTC_DEVICE float float_from_bits(uint32 bits) { return __uint_as_float(bits); }
 TRTC_DEVICE uint32 bits_from_float(float value) { return __float_as_uint(value); }
 
+TRTC_DEVICE float magnitude(float value) { return float_from_bits(bits_from_float(value) & 0x7fffffffu); }
+
 TRTC_DEVICE uint32 multiply_high(uint32 a, uint32 b) { return __umulhi(a, b); }
+
+// The low word of `high`, `low` shifted right by `bits`, which are less than 32.
+TRTC_DEVICE uint32 shift_right(uint32 low, uint32 high, uint32 bits) { return __funnelshift_r(low, high, bits); }
 
 // Tells a polling loop's hardware that it may wait a little.
 TRTC_DEVICE void spin_hint() { __nanosleep(32); }

@@ -61,6 +61,14 @@ TRTC_DEVICE uint32 float8_e5m2_bits_from_floats(float low, float high) {
 #endif
 }
 
+// Rounded to nearest even, saturated; NaN gives 0.
+TRTC_DEVICE uint32 int8_bits_from_float(float value) {
+  int32 bits;
+  TRTC_PTX(asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(bits) : "f"(value));)
+  TRTC_PORTABLE(bits = int8_from_float(value);)
+  return static_cast<uint32>(bits) & 0xffu;
+}
+
 // 1 / sqrt(x) within 2 ulp.
 TRTC_DEVICE float approximate_rsqrt(float value) {
   float result;
@@ -73,6 +81,13 @@ TRTC_DEVICE float approximate_rsqrt(float value) {
 // Volatile and clobbering memory, so that no load moves past a store of an in-place call.
 
 // Naturally aligned.
+TRTC_DEVICE float load_float(const void* address) {
+  float value;
+  TRTC_PTX(asm volatile("ld.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");)
+  TRTC_PORTABLE(value = trtc_simulator::load<float>(address);)
+  return value;
+}
+
 TRTC_DEVICE void load_2(uint32& a, const void* address) {
   TRTC_PTX(asm volatile("{.reg .b16 h; ld.b16 h, [%1]; cvt.u32.u16 %0, h;}" : "=r"(a) : "l"(address) : "memory");)
   TRTC_PORTABLE(a = trtc_simulator::load<uint16>(address);)
@@ -135,6 +150,11 @@ TRTC_DEVICE void load_4_each(uint32& a, uint32& b, uint32& c, uint32& d, const v
       a = value.word[0]; b = value.word[1]; c = value.word[2]; d = value.word[3];)
 }
 
+TRTC_DEVICE void store_1(void* address, uint32 a, bool valid) {
+  TRTC_PTX(asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.b8 [%0], %1;}" ::"l"(address), "r"(a), "r"(int32{valid}) : "memory");)
+  TRTC_PORTABLE(if (valid) trtc_simulator::store(address, static_cast<unsigned char>(a));)
+}
+
 TRTC_DEVICE void store_2(void* address, uint32 a, bool valid) {
   TRTC_PTX(asm volatile("{.reg .pred p; .reg .b16 h; setp.ne.b32 p, %2, 0; cvt.u16.u32 h, %1; @p st.b16 [%0], h;}" ::"l"(address), "r"(a), "r"(int32{valid}) : "memory");)
   TRTC_PORTABLE(if (valid) trtc_simulator::store(address, static_cast<uint16>(a));)
@@ -160,6 +180,7 @@ TRTC_DEVICE void store_16(void* address, uint32 a, uint32 b, uint32 c, uint32 d,
 
 template <int Bytes>
 TRTC_DEVICE void copy_async(void* shared, const void* global) {
+  static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "there is no other");
   TRTC_PTX(const uint32 to = static_cast<uint32>(__cvta_generic_to_shared(shared));)
   TRTC_PTX(if constexpr (Bytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");)
   TRTC_PTX(if constexpr (Bytes == 8) asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(global) : "memory");)
@@ -167,12 +188,46 @@ TRTC_DEVICE void copy_async(void* shared, const void* global) {
   TRTC_PORTABLE(trtc_simulator::copy_async(shared, global, Bytes);)
 }
 
-TRTC_DEVICE void wait_async() {
-  TRTC_PTX(asm volatile("cp.async.wait_all;" ::: "memory");)
-  TRTC_PORTABLE(trtc_simulator::wait_all_copies();)
+// 16 bytes of shared memory: those from `first` to before `end` are copied, and behind them are zeros. What is before
+// them is of no use; the instruction reads it, which no other allocation has: they begin at multiples of 16 bytes.
+TRTC_DEVICE void copy_async_part(void* shared, const void* global, int first, int end) {
+  TRTC_PTX(const uint32 to = static_cast<uint32>(__cvta_generic_to_shared(shared));)
+  TRTC_PTX(asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(end) : "memory");)
+  TRTC_PORTABLE(
+      if (first == 0 && end == 16) return trtc_simulator::copy_async(shared, global, 16);
+      trtc_simulator::store(shared, uint4{0, 0, 0, 0});
+      for (int i = first; i < end; i += 2) {
+        trtc_simulator::copy_async(static_cast<char*>(shared) + i, static_cast<const char*>(global) + i, 2);
+      })
 }
 
-// ---- Between the CTAs of a grid ----------------------------------------------------------------------------------
+// Waits for all of them.
+TRTC_DEVICE void wait_async() {
+  TRTC_PTX(asm volatile("cp.async.wait_all;" ::: "memory");)
+  TRTC_PORTABLE(trtc_simulator::commit_copies();)
+  TRTC_PORTABLE(trtc_simulator::wait_copies(0);)
+}
+
+// Closes a group: the copies since the last one, or none.
+TRTC_DEVICE void commit_async() {
+  TRTC_PTX(asm volatile("cp.async.commit_group;" ::: "memory");)
+  TRTC_PORTABLE(trtc_simulator::commit_copies();)
+}
+
+// Waits for all groups but the last `Pending` ones.
+template <int Pending>
+TRTC_DEVICE void wait_async() {
+  TRTC_PTX(asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");)
+  TRTC_PORTABLE(trtc_simulator::wait_copies(Pending);)
+}
+
+// ---- Between the threads of a grid ----------------------------------------------------------------------------------
+
+// The maximum of what is there and `value`, neither with a sign: they compare as their bits do, NaN above infinity.
+TRTC_DEVICE void maximum_global(float* address, float value) {
+  TRTC_PTX(asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(address), "r"(bits_from_float(value)) : "memory");)
+  TRTC_PORTABLE(trtc_simulator::change_atomically<uint32, trtc_simulator::Maximum>(reinterpret_cast<uint32*>(address), bits_from_float(value), trtc_simulator::Order::relaxed);)
+}
 
 // Adds with release semantics: what this thread wrote, and what it saw others write, is visible to whoever acquires.
 TRTC_DEVICE void add_release_global(uint32* address, uint32 value) {
@@ -201,6 +256,21 @@ TRTC_DEVICE void store_relaxed_global(float* address, float value) {
   TRTC_PORTABLE(trtc_simulator::store(address, value);)
 }
 
+// ---- Between launches (sm_90 and newer) ----------------------------------------------------------------------------
+// Programmatic dependent launch: a launch that is allowed to may begin once every CTA of the one before it has come to
+// allow_next_launch(), or left; what that wrote is there after wait_for_last_launch().
+#if TRTC_ARCHITECTURE >= 90
+
+TRTC_DEVICE void allow_next_launch() {
+  TRTC_PTX(asm volatile("griddepcontrol.launch_dependents;" ::: "memory");)
+}
+
+TRTC_DEVICE void wait_for_last_launch() {
+  TRTC_PTX(asm volatile("griddepcontrol.wait;" ::: "memory");)
+}
+
+#endif
+
 // ---- Between the CTAs of a cluster (sm_90 and newer) -------------------------------------------------------------
 #if TRTC_ARCHITECTURE >= 90
 
@@ -216,8 +286,8 @@ TRTC_DEVICE void cluster_wait() {
   TRTC_PORTABLE(trtc_simulator::cluster_wait();)
 }
 
-// A barrier in shared memory for one phase: it completes when `bytes` have been stored by store_cluster_async, from
-// this CTA or another of the cluster. Initialised by one thread; others of the cluster use it after cluster_wait().
+// A barrier in shared memory whose phase completes when `bytes` have been stored by store_cluster_async, from this CTA
+// or another of the cluster. Initialised by one thread; others of the cluster use it after cluster_wait().
 TRTC_DEVICE void transaction_barrier_init(uint64* barrier, uint32 bytes) {
   TRTC_PTX(const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(barrier));)
   TRTC_PTX(asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");)
@@ -228,15 +298,23 @@ TRTC_DEVICE void transaction_barrier_init(uint64* barrier, uint32 bytes) {
   TRTC_PORTABLE(trtc_simulator::barrier_arrive(barrier, bytes);)
 }
 
-// Whoever has waited sees what was stored.
-TRTC_DEVICE void transaction_barrier_wait(uint64* barrier) {
+// Lets the next phase wait for `bytes` too. By one thread, once it has waited for the last phase; stores that come
+// earlier count.
+TRTC_DEVICE void transaction_barrier_renew(uint64* barrier, uint32 bytes) {
+  TRTC_PTX(const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(barrier));)
+  TRTC_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");)
+  TRTC_PORTABLE(trtc_simulator::barrier_arrive(barrier, bytes);)
+}
+
+// Waits for the phases with this parity, 0 for the first one. Whoever has waited sees what was stored.
+TRTC_DEVICE void transaction_barrier_wait(uint64* barrier, uint32 parity = 0) {
   TRTC_PTX(const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(barrier));)
   TRTC_PTX(
     uint32 done = 0;
     while (done == 0) {
-      asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.b32 %0, 1, 0, p;}" : "=r"(done) : "r"(address) : "memory");
+      asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
     })
-  TRTC_PORTABLE(trtc_simulator::barrier_wait(barrier, 0);)
+  TRTC_PORTABLE(trtc_simulator::barrier_wait(barrier, parity);)
 }
 
 // Stores `value` where CTA `rank` of the cluster has the shared variable that this CTA has at `to`, and tells the

@@ -13,44 +13,50 @@ enum class Exchange {
   grid,     // global memory, in a cooperative launch
 };
 
-// Sum over groups of `Lanes` neighbouring lanes (a power of two). Called by whole converged warps.
-template <int Lanes>
-TRTC_DEVICE float sum_lanes(float value) {
+struct Sum {
+  static TRTC_DEVICE float of(float a, float b) { return a + b; }
+};
+
+// Of values without a sign: they compare as their bits do, and NaN is above infinity.
+struct Maximum {
+  static TRTC_DEVICE float of(float a, float b) { return float_from_bits(max(bits_from_float(a), bits_from_float(b))); }
+};
+
+// Over groups of `Lanes` neighbouring lanes (a power of two). Called by whole converged warps.
+template <class Operation, int Lanes>
+TRTC_DEVICE float reduce_lanes(float value) {
   static_assert(Lanes >= 1 && Lanes <= 32 && (Lanes & (Lanes - 1)) == 0, "a group is a power of two within a warp");
 #pragma unroll
-  for (int distance = Lanes / 2; distance >= 1; distance /= 2) value += shuffle_xor(value, distance);
+  for (int distance = Lanes / 2; distance >= 1; distance /= 2) {
+    value = Operation::of(value, shuffle_xor(value, distance));
+  }
   return value;
 }
 
-// Sum of `Count` values that other CTAs wrote, a power of two. Called by whole converged warps.
-template <int Count>
-TRTC_DEVICE float sum_strided(const float* values) {
-  constexpr int lanes = Count < 32 ? Count : 32;
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < Count; i += lanes) sum += load_relaxed_global(values + i + thread_index() % lanes);
-  return sum_lanes<lanes>(sum);
-}
-
-// What CTAs of a cooperative grid need to add up one row at a time, for each group of CTAs that shares rows.
-// Zeroed before the launch. `partials` has two halves, used in turn.
-template <int Ctas>
+// What CTAs of a cooperative grid need to tell each other values, for each group of CTAs that shares rows. Zeroed
+// before the launch.
+template <int Buffers, int Count>
 struct GridWorkspace {
-  uint32 arrived;
-  float partials[2 * Ctas];
+  uint32 arrived[Buffers];  // CTAs whose values are there, in all rounds together
+  float values[Buffers * Count];
 };
 
-// Sums one value a row over all threads of the row. Every thread of every CTA that takes part calls begin() once, then
-// sum(): once, or under Exchange::grid once for each row of a sequence. There, two buffers are used in turn, so that
-// one barrier a row is enough: a thread can be at most one barrier ahead of another.
-template <int ThreadsPerRow, int RowsPerCta, int CtasPerRow, Exchange How>
-struct RowSum {
+// Reduces values of a row over all threads of the row. Every thread of every CTA that takes part calls begin() once,
+// and then, for each row: reduce_in_cta() with each `Use` once, gather() or send() and receive(), and where `Repeats`
+// next_row(). A receive() may come one send() late.
+//
+// Buffers are used in turn, so that one barrier a use or a gather is enough. Between CTAs there are as many as rows are
+// sent, or 2; 4 where receive() comes late by `lag` = 1: whoever sends the values of row i has received those of row
+// i - 1 - lag, so all others have sent those, and received those of row i - 2 - 2 lag, whose buffer nobody reads any
+// more.
+template <int ThreadsPerRow, int RowsPerCta, int CtasPerRow, Exchange How, int Most, bool Repeats, int Buffers>
+struct RowReduction {
   static_assert(ThreadsPerRow <= 32 || ThreadsPerRow % 32 == 0, "a row is shared by part of a warp or by whole warps");
   static_assert((CtasPerRow == 1) == (How == Exchange::none), "CTAs that share a row must exchange their sums");
-  static_assert(CtasPerRow == 1 || (RowsPerCta == 1 && CtasPerRow <= ThreadsPerRow), "and hold one row at a time");
-  // The warps' barrier orders the reads of one row's sums before the release of the next row's; two buffers rely on it.
-  static_assert(How != Exchange::grid || ThreadsPerRow > 32, "a grid's CTAs have several warps");
-  enum : bool { repeats = How == Exchange::grid };
+  static_assert(CtasPerRow == 1 || (RowsPerCta == 1 && CtasPerRow <= 32), "and hold one row at a time");
+  // The warps' barrier orders the reads of one row's values before the release of the next row's; two buffers rely on
+  // it.
+  static_assert(CtasPerRow == 1 || ThreadsPerRow > 32, "CTAs that share a row have several warps");
   enum : int {
     warps = ThreadsPerRow < 32 ? 1 : ThreadsPerRow / 32,  // a row's, in one CTA
     lanes = ThreadsPerRow < 32 ? ThreadsPerRow : 32,
@@ -59,70 +65,141 @@ struct RowSum {
     : warps <= 8       ? 8
     : warps <= 16      ? 16
                        : 32,  // a power of two for the warps
-    buffers = repeats ? 2 : 1,
+    buffers = Repeats ? 2 : 1,
+    exchanged = Most * CtasPerRow,  // values of a buffer between CTAs, [Most][CtasPerRow]
   };
+  static_assert(!Repeats || Buffers >= 2, "the values of a row are sent before those of the last are read by all");
+  using Workspace = GridWorkspace<Buffers, exchanged>;
 
-  GridWorkspace<CtasPerRow>* workspace;  // of the CTAs that share this CTA's rows
-  float* cta_sums;                       // of the cluster
-  uint64* all_here;                      // completes when they are
-  int rank;                              // of this CTA among those that share its rows
-  uint32 round;
+  Workspace* workspace;  // of the CTAs that share this CTA's rows
+  float* cta_values;     // of the cluster
+  uint64* all_here;      // one for each of its buffers: completes when they are there
+  int rank;              // of this CTA among those that share its rows
+  uint32 row_number;
+  uint32 sent;
+  uint32 received;
 
   template <class Params>
   TRTC_DEVICE void begin(const Params& params, int cta_rank) {
     rank = cta_rank;
-    round = 0;
+    row_number = 0;
+    sent = 0;
+    received = 0;
     if constexpr (How == Exchange::grid) {
-      workspace = static_cast<GridWorkspace<CtasPerRow>*>(params.workspace) + cta_index() / CtasPerRow;
+      workspace = static_cast<Workspace*>(params.workspace) + cta_index() / CtasPerRow;
     }
 #if TRTC_ARCHITECTURE >= 90
     if constexpr (How == Exchange::cluster) {
-      TRTC_SHARED(float, sums, CtasPerRow);
-      TRTC_SHARED(uint64, barrier, 1);
-      cta_sums = sums;
-      all_here = barrier;
-      if (thread_index() == 0) transaction_barrier_init(all_here, CtasPerRow * sizeof(float));
-      cluster_arrive_relaxed();  // its wait is in sum(), behind the loads of the row
+      TRTC_SHARED(float, values, Buffers* exchanged);
+      TRTC_SHARED(uint64, barriers, Buffers);
+      cta_values = values;
+      all_here = barriers;
+      if (thread_index() == 0) {
+#pragma unroll
+        for (int i = 0; i < Buffers; ++i) transaction_barrier_init(all_here + i, exchanged * sizeof(float));
+      }
+      cluster_arrive_relaxed();  // its wait is in the first send(), behind the loads of the row
     }
 #endif
   }
 
-  TRTC_DEVICE float sum(float value) {
-    const int thread = thread_index();
-    const int in_row = RowsPerCta == 1 ? thread : thread % ThreadsPerRow;
-    const int row_in_cta = RowsPerCta == 1 ? 0 : thread / ThreadsPerRow;
-    const int buffer = static_cast<int>(round % buffers);
-    value = sum_lanes<lanes>(value);
-    if constexpr (warps > 1) {
-      TRTC_SHARED(float, warp_sums, buffers * RowsPerCta * warps);
-      float* sums = warp_sums + (buffer * RowsPerCta + row_in_cta) * warps;
-      if (thread % 32 == 0) sums[in_row / 32] = value;
-      cta_barrier();
-      value = sum_lanes<slots>(thread % slots < warps ? sums[thread % slots] : 0.0f);
-    }
+  TRTC_DEVICE void next_row() { ++row_number; }
+
+  // After the last row, if there may have been none.
+  TRTC_DEVICE void end() {
 #if TRTC_ARCHITECTURE >= 90
     if constexpr (How == Exchange::cluster) {
-      cluster_wait();
-      if (thread < CtasPerRow) store_cluster_async(cta_sums + rank, all_here, thread, value);
-      // All stores to this CTA have arrived after the wait, so it may leave before others do.
-      transaction_barrier_wait(all_here);
-      value = sum_lanes<CtasPerRow>(cta_sums[thread % CtasPerRow]);
+      if (sent == 0) cluster_wait();
+    }
+#endif
+  }
+
+  // Over the threads of this CTA that share the row.
+  template <class Operation, int Use, int Count>
+  TRTC_DEVICE void reduce_in_cta(float (&values)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) values[i] = reduce_lanes<Operation, lanes>(values[i]);
+    if constexpr (warps > 1) {
+      TRTC_SHARED(float, warp_values, buffers * RowsPerCta * warps * Count);
+      const int thread = thread_index();
+      const int in_row = RowsPerCta == 1 ? thread : thread % ThreadsPerRow;
+      const int row_in_cta = RowsPerCta == 1 ? 0 : thread / ThreadsPerRow;
+      const int buffer = static_cast<int>(row_number % buffers);
+      float* of_row = warp_values + (buffer * RowsPerCta + row_in_cta) * warps * Count;
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (thread % 32 == 0) of_row[i * warps + in_row / 32] = values[i];
+      }
+      cta_barrier();
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        const int slot = thread % slots;
+        values[i] = reduce_lanes<Operation, slots>(slot < warps ? of_row[i * warps + slot] : 0.0f);
+      }
+    }
+  }
+
+  // Tells the row's CTAs `Most` values.
+  TRTC_DEVICE void send(const float (&values)[Most]) {
+    const int thread = thread_index();
+    const int buffer = static_cast<int>(sent % Buffers);
+#if TRTC_ARCHITECTURE >= 90
+    if constexpr (How == Exchange::cluster) {
+      if (sent == 0) cluster_wait();
+      if (thread < CtasPerRow) {
+#pragma unroll
+        for (int i = 0; i < Most; ++i) {
+          store_cluster_async(cta_values + buffer * exchanged + i * CtasPerRow + rank, all_here + buffer, thread,
+                              values[i]);
+        }
+      }
     }
 #endif
     if constexpr (How == Exchange::grid) {
-      float* sums = workspace->partials + buffer * CtasPerRow;
       if (thread == 0) {
-        store_relaxed_global(sums + rank, value);
-        add_release_global(&workspace->arrived, 1u);
+#pragma unroll
+        for (int i = 0; i < Most; ++i) {
+          store_relaxed_global(workspace->values + buffer * exchanged + i * CtasPerRow + rank, values[i]);
+        }
+        add_release_global(workspace->arrived + buffer, 1u);
+      }
+    }
+    ++sent;
+  }
+
+  // Thread i gets the values of CTA i % CtasPerRow. Where there is only one, they stay what they are.
+  TRTC_DEVICE void receive(float (&values)[Most]) {
+    const int thread = thread_index();
+    const int buffer = static_cast<int>(received % Buffers);
+#if TRTC_ARCHITECTURE >= 90
+    if constexpr (How == Exchange::cluster) {
+      // All stores to this CTA have arrived after the last wait, so it may leave before others do.
+      transaction_barrier_wait(all_here + buffer, received / Buffers % 2);
+      if constexpr (Repeats) {
+        if (thread == 0) transaction_barrier_renew(all_here + buffer, exchanged * sizeof(float));
+      }
+#pragma unroll
+      for (int i = 0; i < Most; ++i) values[i] = cta_values[buffer * exchanged + i * CtasPerRow + thread % CtasPerRow];
+    }
+#endif
+    if constexpr (How == Exchange::grid) {
+      if (thread == 0) {
         // Wraps around safely: the distance to the target stays below 2^31.
-        const uint32 target = (round + 1u) * static_cast<uint32>(CtasPerRow);
-        while (static_cast<int32>(load_acquire_global(&workspace->arrived) - target) < 0) spin_hint();
+        const uint32 target = (received / Buffers + 1u) * static_cast<uint32>(CtasPerRow);
+        while (static_cast<int32>(load_acquire_global(workspace->arrived + buffer) - target) < 0) spin_hint();
       }
       cta_barrier();
-      value = sum_strided<CtasPerRow>(sums);
-      ++round;
+#pragma unroll
+      for (int i = 0; i < Most; ++i) {
+        values[i] = load_relaxed_global(workspace->values + buffer * exchanged + i * CtasPerRow + thread % CtasPerRow);
+      }
     }
-    return value;
+    ++received;
+  }
+
+  TRTC_DEVICE void gather(float (&values)[Most]) {
+    send(values);
+    receive(values);
   }
 };
 

@@ -13,6 +13,18 @@ struct bfloat16 {
   uint16 bits;
 };
 
+struct float8_e4m3 {
+  unsigned char bits;
+};
+
+struct float8_e5m2 {
+  unsigned char bits;
+};
+
+struct int8 {
+  unsigned char bits;
+};
+
 template <class A, class B>
 inline constexpr bool is_same = false;
 template <class A>
@@ -36,6 +48,24 @@ TRTC_DEVICE uint32 halves_from_floats(float low, float high) {
   } else {
     return float16_bits_from_floats(low, high);
   }
+}
+
+// Two values of the 8-bit type T in the low half of a word. What the type cannot hold becomes its largest number.
+template <class T>
+TRTC_DEVICE uint32 bytes_from_floats(float low, float high) {
+  if constexpr (is_same<T, float8_e4m3>) {
+    return float8_e4m3_bits_from_floats(low, high);
+  } else if constexpr (is_same<T, float8_e5m2>) {
+    return float8_e5m2_bits_from_floats(low, high);
+  } else {
+    return int8_bits_from_float(low) | int8_bits_from_float(high) << 8;
+  }
+}
+
+// The largest number of an 8-bit type.
+template <class T>
+TRTC_DEVICE float largest() {
+  return is_same<T, float8_e4m3> ? 448.0f : is_same<T, float8_e5m2> ? 57344.0f : 127.0f;
 }
 
 }  // namespace trtc

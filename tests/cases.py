@@ -3,40 +3,201 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from transformer_rtc.dispatch import LaunchRule
+from transformer_rtc.dispatch import LaunchRule, Request, StaticKernel, operators
 from transformer_rtc.ops import norms
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
+from transformer_rtc.spec import (
+    ARCHITECTURES,
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    DeviceLimits,
+    DType,
+    KernelSpec,
+)
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
-FAMILY = norms._RMS_NORM.family
+FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
+FORWARD = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add")
+BACKWARD = ("rms_norm_backward", "layer_norm_backward")
+FAMILY = operators()["rms_norm"].family
+DELAYED = ("scale", "amax", "scale_inv")  # TransformerEngine's
+BY_ROW = ("row_scale",)
 
 
 class Case(NamedTuple):
-    """A call of rms_norm, but for its values."""
+    """A call of an operator, but for its values.
+
+    Attributes
+    ----------
+    rows, hidden : int
+        Where there are heads, rows are tokens * heads.
+    x, weight, bias, residual, dy : DType or None
+        Of the inputs; None: there is none. residual is the dresidual of a backward operator.
+    out, dweight, dbias : DType or None
+        Of the results; None: it is not asked for.
+    mean, rstd : bool
+        Whether they are returned, or, to a backward operator, given.
+    operator : str
+        The operator's name.
+    scaling : tuple of str
+        Those of ``"scale"``, ``"amax"`` and ``"scale_inv"`` that are given, or ``"row_scale"``.
+    heads : int
+        With a weight and bias of their own; 0: all rows have the same.
+    margin : int
+        Multiprocessors to leave free.
+    weight_offset : float
+        Added to the weight.
+    label : str
+        What the case stands for.
+    """
 
     rows: int
     hidden: int
     x: DType
     weight: DType | None
-    out: DType
-    rstd: bool
+    out: DType | None
+    rstd: bool = False
+    operator: str = "rms_norm"
+    bias: DType | None = None
+    residual: DType | None = None
+    dy: DType | None = None
+    dweight: DType | None = None
+    dbias: DType | None = None
+    mean: bool = False
+    scaling: tuple[str, ...] = ()
+    heads: int = 0
+    margin: int = 0
+    weight_offset: float = 0.0
+    label: str = ""
+
+    @property
+    def backward(self) -> bool:
+        return self.operator in BACKWARD
+
+    @property
+    def centred(self) -> bool:
+        return "layer_norm" in self.operator
+
+    @property
+    def adds(self) -> str:
+        """Where the residual is added, as a forward kernel has it."""
+        return "before" if self.operator.startswith("add_") else "after" if self.operator.endswith("_add") else ""
 
     @property
     def plain(self) -> bool:
-        """Whether it has one data type and no option."""
-        return self.x is self.weight is self.out and not self.rstd
+        """Whether it is an rms_norm of one data type without an option."""
+        return self == Case(self.rows, self.hidden, self.x, self.x, self.x, weight_offset=self.weight_offset)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of x."""
+        if self.heads == 0:
+            return self.rows, self.hidden
+        return self.rows // self.heads, self.heads, self.hidden
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        return self.shape[1:] if self.heads else self.shape[-1:]
+
+    @property
+    def types(self) -> dict[str, DType | None]:
+        """The data type of each array of the call, as a `Request` has it."""
+        if self.backward:
+            of = {
+                "dy": self.dy or self.x, "x": self.x, "weight": self.weight, "mean": FLOAT32 if self.rstd else None,
+                "rstd": FLOAT32 if self.rstd else None, "dresidual": self.residual, "out": self.out,
+                "dweight": self.dweight, "dbias": self.dbias,
+            }  # fmt: skip
+        else:
+            of = {
+                "x": self.x, "residual": self.residual, "weight": self.weight, "bias": self.bias, "out": self.out,
+                "residual_out": self.residual, "mean": FLOAT32 if self.mean else None,
+                "rstd": FLOAT32 if self.rstd else None,
+                **{name: FLOAT32 if name in self.scaling else None for name in (*DELAYED, *BY_ROW)},
+            }  # fmt: skip
+        return {argument.name: of[argument.name] for argument in operators()[self.operator].arguments
+                if argument.name in of}  # fmt: skip
 
     @property
     def name(self) -> str:
-        types = "-".join(dtype.symbol if dtype else "none" for dtype in (self.x, self.weight, self.out))
-        return f"{self.rows}x{self.hidden}-{types}{'-rstd' if self.rstd else ''}"
+        parts = [self.label] if self.label else []
+        parts += [self.operator, "x".join(map(str, self.shape)), self.x.symbol]
+        for name, dtype in (("w", self.weight), ("b", self.bias), ("r", self.residual), ("dy", self.dy)):
+            parts += [f"{name}_{dtype.symbol}"] if dtype else []
+        parts.append(self.out.symbol if self.out else "none")
+        for name, dtype in (("dw", self.dweight), ("db", self.dbias)):
+            parts += [f"{name}_{dtype.symbol}"] if dtype else []
+        parts += [name for name, value in (("mean", self.mean), ("rstd", self.rstd)) if value]
+        parts += self.scaling
+        parts += [name for name, value in (("heads", self.heads), ("margin", self.margin)) if value]
+        if self.weight and self.weight_offset:
+            parts.append("zero_centred" if self.weight_offset == 1 else f"offset{self.weight_offset:g}")
+        return "-".join(parts)
 
-    def specialise(self, limits: DeviceLimits) -> tuple[KernelSpec, LaunchRule]:
-        dtypes = {"x": self.x, "weight": self.weight, "out": self.out, "rstd": FLOAT32 if self.rstd else None}
-        return FAMILY.specialise(dtypes, self.hidden, limits)
+    @property
+    def request(self) -> Request:
+        return Request(self.operator, self.types, self.hidden, per_head=self.heads > 0, margin=self.margin > 0)
 
+    def stages(self, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        """Return its launches."""
+        return FAMILY.specialise(self.request, limits)
+
+    def specialise(self, limits: DeviceLimits) -> tuple[Any, LaunchRule]:
+        """Return the launch over the rows."""
+        return self.stages(limits)[0]
+
+    def general_stages(self) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
+        return FAMILY.static(self.request)
+
+    def general(self) -> tuple[StaticKernel, LaunchRule]:
+        """Return the launch over the rows of the general kernels."""
+        return self.general_stages()[0]
+
+    def shorter(self, elements: int, most: int = 1 << 30) -> Case:
+        """Return the case with at most so many elements, and rows."""
+        heads = max(1, self.heads)
+        return self._replace(rows=max(1, min(self.rows, most, elements // self.hidden) // heads) * heads)
+
+
+def layout_of(case: Case, limits: DeviceLimits) -> str:
+    """Return how a specialised kernel holds a case's rows."""
+    spec, _ = case.specialise(limits)
+    if isinstance(spec, norms.GeneralSpec):
+        return "general"
+    config = spec.config
+    if config.threads_per_row <= 32:
+        return "warps"
+    held = "shared" if config.in_shared else "chunked" if spec.chunks > 1 else "registers"
+    if config.stages and not case.backward:
+        held = "in turn"
+    if case.hidden % 4 != 0:  # 16 bytes divide no row
+        held = "ragged"
+    return held if config.ctas_per_row == 1 else f"{held} {config.exchange}"
+
+
+# The hidden sizes that TransformerEngine's LayerNorm and RMSNorm kernels are tuned for, and its types (weight, input,
+# output). The last ones are an output with scale, amax and scale_inv.
+TE_LAYER_NORM = (
+    *(768, 1024, 1536, 2048, 2304, 3072, 3840, 4096, 5120, 6144, 8192, 10240, 12288, 12800, 15360, 16384, 18432),
+    *(20480, 24576, 25600, 30720, 32768, 40960, 49152, 65536),
+)
+TE_RMS_NORM = (512, 768, 1024, 2048, 4096, 8192)
+TE_TYPES = (
+    (FLOAT32, FLOAT32, FLOAT32),
+    (FLOAT16, FLOAT16, FLOAT16),
+    (BFLOAT16, BFLOAT16, BFLOAT16),
+    (FLOAT32, FLOAT32, FLOAT16),
+    (FLOAT32, FLOAT32, BFLOAT16),
+    (BFLOAT16, BFLOAT16, FLOAT8_E4M3),
+)
 
 # One column, primes, powers of two and their neighbours, hidden sizes of well-known models, rows for several CTAs.
 HIDDEN = (
@@ -49,25 +210,132 @@ _ROWS = (1, 2, 3, 37, 130, 517)
 _MOST_ELEMENTS = 1 << 21
 
 
-def _cases() -> tuple[Case, ...]:
-    rows = itertools.cycle(_ROWS)
-    combinations = itertools.cycle(COMBINATIONS)
-    found = []
+def _transformer_engine() -> Iterator[Case]:
+    """Yield each of its hidden sizes with half of its types; a weight that is stored around zero is every other one."""
+    for operator, sizes in (("layer_norm", TE_LAYER_NORM), ("rms_norm", TE_RMS_NORM)):
+        centred = operator == "layer_norm"
+        for number, hidden in enumerate(sizes):
+            rows = max(1, min(_ROWS[number % len(_ROWS)], _MOST_ELEMENTS // hidden))
+            for turn in range(3):
+                weight, x, out = TE_TYPES[(number + 2 * turn) % len(TE_TYPES)]
+                yield Case(
+                    rows, hidden, x, weight, out, rstd=True, operator=operator, bias=weight if centred else None,
+                    mean=centred, scaling=DELAYED if out in FLOAT8 else (), weight_offset=(number // 2 + turn) % 2,
+                    label="te",
+                )  # fmt: skip
+            for turn in range(2):
+                weight, x, dy = TE_TYPES[(number + turn) % (len(TE_TYPES) - 1)]
+                yield Case(
+                    rows, hidden, x, weight, x, rstd=True, operator=f"{operator}_backward", dy=dy, dweight=weight,
+                    dbias=weight if centred else None, weight_offset=(number + turn) % 2, label="te",
+                )  # fmt: skip
+
+
+def _drawn(hidden: int, number: int) -> Case:
+    """Draw an operator, types and options: always the same ones."""
+    drawn = random.Random(f"{hidden} {number}")
+
+    def any_of(choices: Sequence[Any]) -> Any:
+        return choices[drawn.randrange(len(choices))]
+
+    def perhaps() -> bool:
+        return drawn.random() < 0.5
+
+    operator = any_of(FORWARD if number % 2 == 0 else BACKWARD)
+    heads = any_of((0, 0, 1, 3))
+    rows = max(1, min(any_of(_ROWS), _MOST_ELEMENTS // hidden) // max(1, heads)) * max(1, heads)
+    x, weight = any_of(FLOATS), any_of((*FLOATS, None))
+    case = Case(
+        rows, hidden, x, weight, x, perhaps(), operator, heads=heads, margin=any_of((0, 0, 1)),
+        weight_offset=any_of((0.0, 1.0, 0.5)),
+    )  # fmt: skip
+    if case.backward:
+        wanted = any_of(((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1), (1, 1, 1)))
+        of_columns = any_of(FLOATS)
+        return case._replace(
+            out=any_of(FLOATS) if wanted[0] else None,
+            dweight=of_columns if wanted[1] else None,
+            dbias=of_columns if wanted[2] else None,
+            dy=any_of(FLOATS),
+            residual=any_of((*FLOATS, None)),
+            # Heads are those of a weight; the sums have none without one.
+            heads=heads if weight else 0,
+        )
+    out = any_of(FLOATS if case.adds == "after" else (*FLOATS, *FLOAT8, INT8))
+    scaling: tuple[str, ...] = ()
+    if out in FLOAT8:
+        scaling = any_of(((), ("scale",), ("amax",), ("scale", "scale_inv"), DELAYED, BY_ROW))
+    bias = any_of((*FLOATS, None))
+    return case._replace(
+        out=out,
+        bias=bias,
+        residual=any_of(FLOATS) if case.adds else None,
+        mean=case.centred and perhaps(),
+        scaling=BY_ROW if out is INT8 else scaling,
+        heads=heads if weight or bias else 0,
+    )
+
+
+def features(case: Case) -> set[tuple[Any, ...]]:
+    """Return what a case tries."""
+    found: set[tuple[Any, ...]] = {("operator", case.operator), ("scaling", case.scaling, case.backward)}
+    for name, dtype in case.types.items():
+        if name not in (*DELAYED, *BY_ROW):
+            found.add((name, dtype.name if dtype else None, case.backward))
+    found |= {("heads", min(case.heads, 2), case.backward), ("margin", case.margin, case.backward)}
+    found.add(("offset", case.weight is not None and case.weight_offset, case.backward))
+    if case.backward:
+        found.add(("wanted", case.out is None, case.dweight is None, case.dbias is None))
+    return found
+
+
+_DRAWS = 120  # of each size
+
+
+def _others() -> Iterator[Case]:
+    """Yield cases until every operator, type and option was tried with every layout, and both ways at every size.
+
+    Every layout of a device with clusters; of one without, every operator.
+    """
+    tried: set[tuple[Any, ...]] = set()
     for hidden in HIDDEN:
-        types = [(dtype, dtype, dtype, False) for dtype in FLOATS] + list(itertools.islice(combinations, 3))
-        for x, weight, out, rstd in types:
-            found.append(Case(max(1, min(next(rows), _MOST_ELEMENTS // hidden)), hidden, x, weight, out, rstd))
-    return tuple(found)
+        for number in range(_DRAWS):
+            case = _drawn(hidden, number)
+            new = {(layout_of(case, ARCHITECTURES[90]), *feature) for feature in features(case)}
+            new |= {(layout_of(case, ARCHITECTURES[80]), "operator", case.operator)}
+            new -= tried
+            if new or number < 2:
+                tried |= new
+                yield case
 
 
-CASES = _cases()
+PLAIN = tuple(
+    Case(rows, hidden, FLOATS[number % len(FLOATS)], FLOATS[number % len(FLOATS)], FLOATS[number % len(FLOATS)])
+    for number, (rows, hidden) in enumerate(
+        ((7, 1), (130, 64), (517, 128), (37, 1024), (130, 4096), (13, 4097), (37, 16384), (3, 65536), (2, 262144))
+    )
+)
+
+CASES = tuple({case.name: case for case in (*PLAIN, *_transformer_engine(), *_others())}.values())
 
 
 def compiled_cases(architecture: int) -> list[Case]:
-    """Return cases for every hidden size; the architectures share out the combinations of types."""
-    turn = list(ARCHITECTURES).index(architecture)
-    return [
-        case
-        for number, case in enumerate(CASES)
-        if (case.plain and case.x is not FLOAT16) or (number + turn) % len(ARCHITECTURES) == 0
-    ]
+    """Return the cases that are compiled for an architecture: its share, and one for every way to divide a row."""
+    limits, turn = ARCHITECTURES[architecture], list(ARCHITECTURES).index(architecture)
+    share = CASES[turn :: len(ARCHITECTURES)]
+    found, seen = list(share), {division_of(case, limits) for case in share}
+    for case in CASES:
+        division = division_of(case, limits)
+        if division not in seen:
+            seen.add(division)
+            found.append(case)
+    return found
+
+
+def division_of(case: Case, limits: DeviceLimits) -> tuple[Any, ...]:
+    """Return how a kernel divides a case's rows, but for the number of threads."""
+    spec, _ = case.specialise(limits)
+    if isinstance(spec, norms.GeneralSpec):
+        return (spec.symbol,)
+    config = spec.config
+    return case.backward, layout_of(case, limits), config.ctas_per_row, config.stages

@@ -8,7 +8,6 @@ import pytest
 
 from transformer_rtc import _native, arrays, dispatch
 from transformer_rtc.errors import DriverNotFoundError
-from transformer_rtc.ops import norms
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,27 +37,32 @@ class ChecksPassed(Exception):
     """A call got as far as its plan."""
 
 
+# What the operators' functions in Python give where the user says nothing.
+DEFAULTS = {
+    "eps": 1e-6, "weight_offset": 0.0, "out_dtype": None, "mean": False, "rstd": False, "row_scale": False,
+    "return_dx": True, "dweight": True, "dbias": False, "dweight_dtype": None, "sm_margin": 0, "stream": None,
+}  # fmt: skip
+
+
 @pytest.fixture
 def check() -> Callable[..., tuple[object, ...]]:
-    """Return a call of rms_norm on views that stops where a plan is needed: it returns the plan's arguments."""
+    """Return a call of an operator on views that stops where a plan is needed: it returns the plan's arguments."""
 
     def plan(*arguments: object) -> _native.Plan:
         raise ChecksPassed(arguments)
 
-    arguments = norms._RMS_NORM.arguments
-    roles = [
-        (getattr(_native.Role, argument.role.upper()), argument.name, [dtype.id for dtype in argument.dtypes],
-         argument.optional)
-        for argument in arguments
-    ]  # fmt: skip
-    native = _native.Operator("rms_norm", roles, plan, pytest.fail, arrays.framework_of, dispatch._chosen)
+    made: dict[str, _native.Operator] = {}
 
-    def run(x, weight=None, out=None, allocate=pytest.fail, **values):  # type: ignore[no-untyped-def]
-        given = {"eps": 1e-6, "weight_offset": 0.0, "out_dtype": None, "rstd": False, "stream": None, **values}
-        views = [None if view is None else (view, view) for view in (x, weight, out, None)]
-        given |= {"x": x, "weight": weight, "out": out}
+    def run(x, weight=None, out=None, allocate=pytest.fail, operator="rms_norm", **values):  # type: ignore[no-untyped-def]
+        arguments = dispatch.operators()[operator].arguments
+        if operator not in made:
+            roles = dispatch.native_arguments(arguments)
+            made[operator] = _native.Operator(operator, roles, plan, pytest.fail, arrays.framework_of, dispatch._chosen)
+        given = {**DEFAULTS, **values, "x": x, "weight": weight, "out": out}
+        names = [argument.name for argument in arguments if argument.role not in dispatch._NO_ARRAYS]
+        views = [(given[name], given[name]) if isinstance(given.get(name), _native.View) else None for name in names]
         try:
-            return (native.run_views(views, [given[argument.name] for argument in arguments], allocate, 0),)
+            return (made[operator].run_views(views, [given.get(a.name) for a in arguments], allocate, 0),)
         except ChecksPassed as passed:
             return passed.args[0]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 from typing import Any
@@ -10,15 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_rtc import _native, rms_norm, using
+import transformer_rtc
+from transformer_rtc import _native, dispatch, rms_norm, using
 from transformer_rtc.errors import AllocationError, ArgumentError, DriverNotFoundError
 from transformer_rtc.ops import norms
-from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT16, FLOAT32, INT8, DType
 
 FLOAT64 = 2 << 8 | 64
 INT32 = 32
 BASE = 1 << 32  # an address, far from the others
 NAMES = "float32, float16, bfloat16"
+KNOWN = ", ".join(dtype.name for dtype in DTYPES.values())
 
 
 def dense(shape):
@@ -36,6 +39,16 @@ def weight(shape=(64,), strides=None, dtype=BFLOAT16.id, at=BASE << 1, device=0)
 
 def out(*arguments: Any, at=BASE << 2, **options: Any) -> _native.View:
     return view(*arguments, at=at, **options)
+
+
+def arrays_of(operator: str) -> list[str]:
+    arguments = dispatch.operators()[operator].arguments
+    return [argument.name for argument in arguments if argument.role not in dispatch._NO_ARRAYS]
+
+
+def ids(operator: str, types: dict[str, DType]) -> tuple[int, ...]:
+    """Return what a plan is told of the data types of arrays; 0 where there is none."""
+    return tuple(types[name].id if name in types else 0 for name in arrays_of(operator))
 
 
 # ---- What the native call refuses ---------------------------------------------------------------------------------
@@ -58,7 +71,7 @@ REFUSED = {
     "x of fp8": ({"x": view(dtype=10 << 8 | 8)}, f"x must be one of {NAMES}; it is float8_e4m3fn"),
     "x of an unknown type": ({"x": view(dtype=99 << 8 | 4)}, f"x must be one of {NAMES}; it is type 99 of 4 bits"),
     "weight of float64": ({"weight": weight(dtype=FLOAT64)}, f"weight must be one of {NAMES}; it is float64"),
-    "out of float64": ({"out": out(dtype=FLOAT64)}, f"out must be one of {NAMES}; it is float64"),
+    "out of float64": ({"out": out(dtype=FLOAT64)}, f"out must be one of {KNOWN}; it is float64"),
     "a short weight": ({"weight": weight((63,))}, r"weight must have the shape \(64,\).*; it has \(63,\)"),
     "a long weight": ({"weight": weight((65,))}, r"weight must have the shape \(64,\).*; it has \(65,\)"),
     "a weight of rank 2": ({"weight": weight((1, 64))}, r"weight must have the shape \(64,\).*; it has \(1, 64\)"),
@@ -148,10 +161,10 @@ REFUSED = {
     "a list of eps": ({"eps": [1e-6]}, "eps must be a real number; it is of type list"),
     "weight_offset of NaN": ({"weight_offset": float("-nan")}, "weight_offset must be finite"),
     "weight_offset of a string": ({"weight_offset": "1"}, "weight_offset must be a real number; it is of type str"),
-    "out_dtype of float64": ({"out_dtype": "float64"}, f"a data type must be one of {NAMES}; it is 'float64'"),
-    "out_dtype of int": ({"out_dtype": np.int32}, f"a data type must be one of {NAMES}"),
-    "out_dtype of nonsense": ({"out_dtype": "nonsense"}, f"a data type must be one of {NAMES}; it is 'nonsense'"),
-    "an unhashable out_dtype": ({"out_dtype": {}}, f"a data type must be one of {NAMES}"),
+    "out_dtype of float64": ({"out_dtype": "float64"}, f"a data type must be one of {KNOWN}; it is 'float64'"),
+    "out_dtype of int": ({"out_dtype": np.int32}, f"a data type must be one of {KNOWN}"),
+    "out_dtype of nonsense": ({"out_dtype": "nonsense"}, f"a data type must be one of {KNOWN}; it is 'nonsense'"),
+    "an unhashable out_dtype": ({"out_dtype": {}}, f"a data type must be one of {KNOWN}"),
     "out and another out_dtype": (
         {"out": out(), "out_dtype": "float32"},
         "out is bfloat16 where float32 was asked for",
@@ -160,7 +173,8 @@ REFUSED = {
 
 
 def test_a_call_without_faults_reaches_its_plan(check):
-    assert check(view(), weight(), out(), rstd=True) == (0, 0, (BFLOAT16.id,) * 3 + (FLOAT32.id,), 64)
+    types = {"x": BFLOAT16, "weight": BFLOAT16, "out": BFLOAT16, "rstd": FLOAT32}
+    assert check(view(), weight(), out(), rstd=True) == (0, 0, ids("rms_norm", types), 64, False, False)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -234,25 +248,24 @@ ACCEPTED = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_good_arguments_reach_the_plan(check, name):
     arguments = {"x": view(), "weight": None, "out": None, **ACCEPTED[name]}
-    implementation, _, dtypes, _ = check(**arguments)
-    assert implementation == 0 and len(dtypes) == 4
+    implementation, _, dtypes, *_ = check(**arguments)
+    assert implementation == 0 and len(dtypes) == len(arrays_of("rms_norm"))
 
 
 def test_the_plan_gets_the_types_of_what_is_there(check):
     x, w, y = (view(dtype=FLOAT32.id), weight(dtype=FLOAT16.id), out(dtype=BFLOAT16.id, device=0))
-    assert check(x, w, y) == (0, 0, (FLOAT32.id, FLOAT16.id, BFLOAT16.id, 0), 64)
-    assert check(x)[2] == (FLOAT32.id, 0, FLOAT32.id, 0)
-    assert check(x, out_dtype="float16", rstd=1)[2] == (FLOAT32.id, 0, FLOAT16.id, FLOAT32.id)
+    types = {"x": FLOAT32, "weight": FLOAT16, "out": BFLOAT16}
+    assert check(x, w, y) == (0, 0, ids("rms_norm", types), 64, False, False)
+    assert check(x)[2] == ids("rms_norm", {"x": FLOAT32, "out": FLOAT32})
+    types = {"x": FLOAT32, "out": FLOAT16, "rstd": FLOAT32}
+    assert check(x, out_dtype="float16", rstd=1)[2] == ids("rms_norm", types)
 
 
 @pytest.mark.parametrize("name", ["using static", "using rtc"])
 def test_the_chosen_implementation_reaches_the_plan(check, name):
-    import transformer_rtc
-    from transformer_rtc.dispatch import IMPLEMENTATIONS
-
     implementation = name.split()[1]
-    with transformer_rtc.using(implementation):
-        assert IMPLEMENTATIONS[check(view())[0]] == implementation
+    with using(implementation):
+        assert dispatch.IMPLEMENTATIONS[check(view())[0]] == implementation
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (0, 3, 64), (2, 0, 3, 64), (3, 5, 0, 7, 64)])
@@ -274,11 +287,11 @@ def test_no_rows_need_no_plan_and_no_memory_but_an_output_of_their_shape(check, 
 
 
 def test_a_call_of_another_number_of_arguments_is_refused():
-    for count in (0, 1, 7, 9):
-        with pytest.raises(
-            ArgumentError, match=f"rms_norm: {len(norms._RMS_NORM.arguments)} arguments expected, {count} given"
-        ):
-            norms._RMS_NORM.call(*[None] * count)
+    for name, operator in dispatch.operators().items():
+        expected = len(operator.arguments)
+        for count in (0, 1, expected - 1, expected + 1):
+            with pytest.raises(ArgumentError, match=f"^{name}: {expected} arguments expected, {count} given"):
+                operator.call(*[None] * count)
 
 
 @pytest.mark.parametrize("name", ["eps", "weight_offset"])
@@ -291,8 +304,271 @@ def test_a_number_beyond_float32_is_refused(check, name, number):
 
 @pytest.mark.parametrize("dtype", ["f4,{", [("a", "f4"), ("a", "f4")]])
 def test_an_out_dtype_that_numpy_cannot_read_is_refused(check, dtype):
-    with pytest.raises(ArgumentError, match=f"a data type must be one of {NAMES}"):
+    with pytest.raises(ArgumentError, match=f"a data type must be one of {KNOWN}"):
         check(view(), out_dtype=dtype)
+
+
+# ---- The other operators' arguments ----------------------------------------------------------------------------------
+
+HEADS = (6, 4, 64)
+FP8 = FLOAT8_E4M3.id
+RESIDUAL = BASE << 3
+ARRAY, FOUR = view(HEADS), view(HEADS, at=RESIDUAL)
+
+
+def value(at=BASE << 5, dtype=FLOAT32.id, shape=(1,)) -> _native.View:
+    return view(shape, dtype=dtype, at=at)
+
+
+def rows(at=BASE << 6, shape=HEADS[:-1], dtype=FLOAT32.id, **options) -> _native.View:
+    return view(shape, dtype=dtype, at=at, **options)
+
+
+# What only a plan can tell is refused by the family, below.
+REFUSED_OF = {
+    "a weight of other heads": (
+        "rms_norm",
+        {"weight": weight((3, 64))},
+        r"weight must have the shape \(64,\).*, or \(4, 64\).*; it has \(3, 64\)",
+    ),
+    "a bias of none beside a weight of heads": (
+        "layer_norm",
+        {"weight": weight((4, 64)), "bias": weight((64,), at=RESIDUAL)},
+        r"bias must have the shape of weight, \(4, 64\); it has \(64,\)",
+    ),
+    "a bias of float64": ("layer_norm", {"bias": weight(dtype=FLOAT64)}, f"bias must be one of {NAMES}; it is float64"),
+    "a residual of other columns": (
+        "add_rms_norm",
+        {"residual": view((6, 4, 65), at=RESIDUAL)},
+        r"residual must have the shape of x, \(6, 4, 64\); it has \(6, 4, 65\)",
+    ),
+    "a residual of fp8": (
+        "layer_norm_add",
+        {"residual": view(HEADS, dtype=FP8, at=RESIDUAL)},
+        f"residual must be one of {NAMES}; it is float8",
+    ),
+    "an out on the residual's middle": (
+        "rms_norm_add",
+        {"residual": FOUR, "out": view(HEADS, at=RESIDUAL + 128)},
+        "out must be residual itself or not overlap it",
+    ),
+    "a residual_out on the residual's middle": (
+        "add_rms_norm",
+        {"residual": FOUR, "residual_out": view(HEADS, at=RESIDUAL + 128)},
+        "residual_out must be residual itself or not overlap it",
+    ),
+    "one array for both outputs": (
+        "add_layer_norm",
+        {"residual": FOUR, "out": view(HEADS, at=BASE << 7), "residual_out": view(HEADS, at=BASE << 7)},
+        "residual_out must not overlap out",
+    ),
+    "an out of fp8 after which is added": (
+        "rms_norm_add",
+        {"residual": FOUR, "out": view(HEADS, dtype=FP8, at=BASE << 7)},
+        f"out must be one of {NAMES}; it is float8",
+    ),
+    "a scale of two elements": ("rms_norm", {"scale": value(shape=(2,))}, r"scale must have the shape \(\) or \(1,\)"),
+    "a scale of float16": (
+        "rms_norm",
+        {"scale": value(dtype=FLOAT16.id)},
+        "scale must be one of float32; it is float16",
+    ),
+    "a scale for rows": ("rms_norm", {"scale": value(shape=(6, 4))}, r"scale must have the shape \(\) or \(1,\)"),
+    "an amax in x": ("layer_norm", {"amax": value(at=BASE + 64)}, "amax must not overlap x"),
+    "an amax that is the scale": ("layer_norm", {"scale": value(), "amax": value()}, "amax must not overlap scale"),
+    "a scale_inv that is amax": (
+        "layer_norm",
+        {"amax": value(), "scale_inv": value()},
+        "scale_inv must not overlap amax",
+    ),
+    "a negative margin": ("rms_norm", {"sm_margin": -1}, "sm_margin must be a non-negative integer; it is -1"),
+    "half a margin": ("layer_norm", {"sm_margin": 0.5}, "sm_margin must be a non-negative integer"),
+    "a dy of other rows": (
+        "rms_norm_backward",
+        {"x": view((6, 5, 64))},
+        r"x must have the shape of dy, \(6, 4, 64\); it has \(6, 5, 64\)",
+    ),
+    "an rstd of every element": (
+        "rms_norm_backward",
+        {"rstd": rows(shape=HEADS)},
+        r"rstd must have the shape \(6, 4\), one element for each row of dy",
+    ),
+    "an rstd of float16": ("rms_norm_backward", {"rstd": rows(dtype=FLOAT16.id)}, "rstd must be one of float32"),
+    "a strided rstd": ("rms_norm_backward", {"rstd": rows(strides=(8, 1))}, "rstd must be contiguous"),
+    "a mean with gaps": ("layer_norm_backward", {"mean": rows(strides=(5, 1))}, "mean must be contiguous"),
+    "an out on a part of dresidual": (
+        "rms_norm_backward",
+        {"dresidual": FOUR, "out": view(HEADS, at=RESIDUAL + 2)},
+        "out must be dresidual itself or not overlap it",
+    ),
+    "an out on the rstd": (
+        "rms_norm_backward",
+        {"rstd": rows(), "out": view(HEADS, at=(BASE << 6) + 16)},
+        "out must not overlap rstd",
+    ),
+    "an out that is not to be returned": (
+        "rms_norm_backward",
+        {"out": view(HEADS, at=BASE << 7), "return_dx": False},
+        "out was given, but return_dx is False",
+    ),
+    "nothing asked for": ("layer_norm_backward", {"return_dx": False, "dweight": False}, "nothing is asked for"),
+    "gradients of the weight in fp8": (
+        "layer_norm_backward",
+        {"dweight_dtype": "float8_e4m3fn"},
+        f"dweight_dtype must be one of {NAMES}",
+    ),
+    "a gradient of fp8": (
+        "layer_norm_backward",
+        {"dy": view(HEADS, dtype=FP8)},
+        f"dy must be one of {NAMES}; it is float8",
+    ),
+}
+
+
+def arguments_of(operator: str, changes: dict[str, Any]) -> dict[str, Any]:
+    needs = {"x": ARRAY}
+    if "add" in operator:
+        needs["residual"] = FOUR
+    if operator.endswith("backward"):
+        needs = {"dy": ARRAY, "x": view(HEADS, at=BASE << 8)}
+    return {**needs, "operator": operator, **changes}
+
+
+@pytest.mark.parametrize("name", REFUSED_OF)
+def test_bad_arguments_of_every_operator_are_refused_by_name(check, name):
+    operator, changes, message = REFUSED_OF[name]
+    with pytest.raises(ArgumentError, match=f"^{operator}: {message}"):
+        check(**arguments_of(operator, changes))
+
+
+@pytest.mark.parametrize(
+    ("operator", "changes"),
+    [
+        ("rms_norm", {"weight": weight((4, 64)), "bias": weight((4, 64), at=RESIDUAL)}),
+        ("layer_norm", {"bias": weight((4, 64))}),
+        ("layer_norm", {"scale": value(shape=()), "amax": value(BASE << 6), "out_dtype": "float8_e5m2"}),
+        ("add_rms_norm", {"out": ARRAY, "residual_out": FOUR}),
+        ("add_rms_norm", {"out": FOUR, "residual_out": ARRAY}),
+        ("rms_norm_add", {"out": FOUR}),
+        ("rms_norm_backward", {"out": ARRAY}),
+        ("rms_norm_backward", {"dresidual": FOUR, "out": FOUR, "rstd": rows(), "dweight_dtype": "float32"}),
+        ("layer_norm_backward", {"mean": rows(), "rstd": rows(BASE << 7), "return_dx": False, "dbias": True}),
+        ("layer_norm", {"sm_margin": np.int64(5)}),
+    ],
+)
+def test_good_arguments_of_every_operator_reach_the_plan(check, operator, changes):
+    implementation, _, dtypes, columns, *_ = check(**arguments_of(operator, changes))
+    assert (implementation, len(dtypes), columns) == (0, len(arrays_of(operator)), 64)
+
+
+NO_PLAN = {
+    "a scale without fp8": (
+        "rms_norm",
+        {"out": BFLOAT16, "scale": FLOAT32},
+        "scale needs an output of float8_e4m3fn or float8_e5m2; it is bfloat16",
+    ),
+    "an amax of int8": (
+        "rms_norm",
+        {"out": INT8, "row_scale": FLOAT32, "amax": FLOAT32},
+        "amax and row_scaling exclude each other",
+    ),
+    "an amax without fp8": ("layer_norm", {"out": FLOAT16, "amax": FLOAT32}, "amax needs an output of float8"),
+    "a scale_inv without a scale": (
+        "layer_norm",
+        {"out": FLOAT8_E4M3, "scale_inv": FLOAT32},
+        "scale_inv needs a scale",
+    ),
+    "int8 without row scaling": ("add_rms_norm", {"out": INT8}, "an output of int8 needs row_scaling"),
+    "row scaling of 16 bits": (
+        "rms_norm",
+        {"out": FLOAT16, "row_scale": FLOAT32},
+        "row_scaling needs an output of float8_e4m3fn, float8_e5m2 or int8; it is float16",
+    ),
+    "row scaling and a scale": (
+        "rms_norm",
+        {"out": FLOAT8_E4M3, "row_scale": FLOAT32, "scale": FLOAT32},
+        "scale and row_scaling exclude each other",
+    ),
+    "a sum of another type": (
+        "add_layer_norm",
+        {"out": FLOAT16, "residual": FLOAT32, "residual_out": FLOAT16},
+        "residual_out must be float32 like residual; it is float16",
+    ),
+    "a mean without rstd": (
+        "layer_norm_backward",
+        {"mean": FLOAT32},
+        "mean and rstd must be given together; one of them is None",
+    ),
+    "an rstd without mean": (
+        "layer_norm_backward",
+        {"rstd": FLOAT32},
+        "mean and rstd must be given together; one of them is None",
+    ),
+}
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
+@pytest.mark.parametrize("name", NO_PLAN)
+def test_types_that_do_not_go_together_are_refused(name, static):
+    operator, types, message = NO_PLAN[name]
+    given: dict[str, Any] = dict.fromkeys(arrays_of(operator))
+    given |= {"x": FLOAT16, "dy": FLOAT16} | types
+    request = dispatch.Request(operator, given, 64, per_head=False, margin=False)
+    family = dispatch.operators()[operator].family
+    with pytest.raises(ArgumentError, match=f"^{operator}: {message}$|^{operator}: {message}.*; it is"):
+        family.static(request) if static else family.specialise(request, ARCHITECTURES[90])
+
+
+def test_what_a_user_meets_is_the_familys_refusal():
+    x = np.ones((4, 64), np.float32)
+    one = np.ones(1, np.float32)
+    with using("simulator"):
+        for call, message in (
+            (lambda: rms_norm(x, scale=one), "rms_norm: scale needs an output of float8"),
+            (lambda: rms_norm(x, out_dtype="int8"), "rms_norm: an output of int8 needs row_scaling"),
+            (lambda: rms_norm(x, row_scaling=True), "rms_norm: row_scaling needs an output of float8"),
+            (
+                lambda: transformer_rtc.add_rms_norm(x, x.astype(np.float16), residual_out=x.copy()),
+                "add_rms_norm: residual_out must be float16 like residual; it is float32",
+            ),
+            (
+                lambda: transformer_rtc.layer_norm_backward(x, x, rstd=np.ones(4, np.float32)),
+                "layer_norm_backward: mean and rstd must be given together",
+            ),
+            (
+                lambda: transformer_rtc.rms_norm_backward(x, x, out=x.copy(), return_dx=False, return_dbias=True),
+                "rms_norm_backward: out was given, but return_dx is False",
+            ),
+            (
+                lambda: transformer_rtc.rms_norm_backward(x, x, return_dx=False),
+                "rms_norm_backward: nothing is asked for",
+            ),
+            (lambda: rms_norm(x, sm_margin=10**6), "rms_norm: sm_margin must leave at least one of"),
+        ):
+            with pytest.raises(ArgumentError, match=f"^{message}"):
+                call()
+
+
+# ---- The functions and their operators -------------------------------------------------------------------------------
+
+# What a function's keyword is called in its operator.
+OF_KEYWORD = {
+    "return_mean": "mean", "return_rstd": "rstd", "row_scaling": "row_scale", "return_dweight": "dweight",
+    "return_dbias": "dbias",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", dispatch.operators())
+def test_a_function_passes_each_argument_on_in_its_place(operator, monkeypatch):
+    call = getattr(transformer_rtc, operator)
+    parameters = inspect.signature(call).parameters
+    # "return_" makes keywords of outputs; those of a backward operator name themselves.
+    of = {name: OF_KEYWORD.get(name, name) for name in parameters}
+    assert sorted(of.values()) == sorted(argument.name for argument in dispatch.operators()[operator].arguments)
+    passed: list[Any] = []
+    monkeypatch.setattr(norms, f"_{operator}", lambda *arguments: passed.extend(arguments))
+    call(**{name: f"the {of[name]}" for name in parameters})
+    assert passed == [f"the {argument.name}" for argument in dispatch.operators()[operator].arguments]
 
 
 # ---- Overlap and strides against a list of every element -----------------------------------------------------------
@@ -430,7 +706,10 @@ def test_an_argument_that_is_no_array_is_refused_by_name(name):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int8, np.int32, np.uint16, np.complex64, np.bool_, "S4", object])
 def test_a_numpy_array_of_another_type_is_refused(dtype):
-    with pytest.raises(ArgumentError, match=f"^rms_norm: x must be one of {NAMES}; it is {np.dtype(dtype)}"):
+    with (
+        using("simulator"),
+        pytest.raises(ArgumentError, match=f"^rms_norm: x must be one of ({NAMES}|{KNOWN}); it is {np.dtype(dtype)}"),
+    ):
         rms_norm(np.zeros((4, 64), dtype))
 
 
@@ -459,8 +738,8 @@ def test_what_is_no_stream_is_refused(stream):
 
 
 def test_an_unknown_keyword_is_pythons_own_error():
-    with pytest.raises(TypeError, match="bias"):
-        rms_norm(host(), bias=1)
+    with pytest.raises(TypeError, match="gain"):
+        rms_norm(host(), gain=1)
     with pytest.raises(TypeError, match="positional"):
         rms_norm(host(), host((64,)), 1e-6, 0.0)
 
@@ -573,13 +852,16 @@ def test_meta_and_sparse_tensors_are_refused(torch):
 
 @pytest.mark.parametrize("name", ["float64", "int32", "complex64", "bool", "float8_e4m3fn"])
 def test_a_tensor_of_another_type_is_refused(torch, name):
-    with pytest.raises(ArgumentError, match=rf"^rms_norm: x must be one of {NAMES}; it is torch\.{name}"):
+    with pytest.raises(ArgumentError, match=rf"^rms_norm: x must be one of ({NAMES}|{KNOWN}); it is (torch\.)?{name}"):
         rms_norm(torch.zeros(4, 64).to(getattr(torch, name)))
 
 
 def test_every_message_names_the_operator_and_the_argument():
     for changes, message in REFUSED.values():
         assert re.match(r"(x|weight|out|eps|weight_offset|a data type|x and out)\b", message), changes
+    for operator, _, message in (*REFUSED_OF.values(), *NO_PLAN.values()):
+        names = [argument.name for argument in dispatch.operators()[operator].arguments]
+        assert re.match(rf"({'|'.join(names)}|row_scaling|an output|nothing)\b", message), message
 
 
 def test_the_typed_errors_are_what_callers_catch():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from transformer_rtc import _native, arrays
 from transformer_rtc.errors import ArgumentError
-from transformer_rtc.spec import BFLOAT16, DTYPES, FLOAT16, FLOAT32
+from transformer_rtc.spec import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 NUMPY = arrays._Numpy("test")
 
@@ -33,7 +33,8 @@ def view_of(array: np.ndarray) -> arrays.RawView:
     [
         ("float32", FLOAT32), ("float16", FLOAT16), ("bfloat16", BFLOAT16), ("f4", FLOAT32), ("half", FLOAT16),
         (np.float32, FLOAT32), (np.float16, FLOAT16), (np.dtype(np.float32), FLOAT32),
-        (ml_dtypes.bfloat16, BFLOAT16), (np.dtype(ml_dtypes.bfloat16), BFLOAT16),
+        (ml_dtypes.bfloat16, BFLOAT16), (np.dtype(ml_dtypes.bfloat16), BFLOAT16), ("int8", INT8), (np.int8, INT8),
+        (ml_dtypes.float8_e4m3fn, FLOAT8_E4M3), ("float8_e4m3fn", FLOAT8_E4M3), (ml_dtypes.float8_e5m2, FLOAT8_E5M2),
     ],
 )  # fmt: skip
 def test_a_data_type_of_numpy_or_a_name_is_known(dtype, expected):
@@ -49,7 +50,7 @@ def test_data_types_of_torch_are_known():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float64", "int8", float, int, np.int32, None, 3, object(), "", ml_dtypes.float8_e5m2]
+    "dtype", ["float64", "uint8", float, int, np.int32, None, 3, object(), "", ml_dtypes.float8_e4m3fnuz]
 )
 def test_another_data_type_is_refused_with_those_that_are_known(dtype):
     with pytest.raises(ArgumentError, match="a data type must be one of float32, float16, bfloat16"):
@@ -112,7 +113,8 @@ def test_a_malformed_stream_protocol_is_refused(answer):
 @st.composite
 def slices_of_arrays(draw):
     """Draw a numpy array with strides of any sign, zero among them, into a larger one."""
-    dtype = draw(st.sampled_from([np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]))
+    types = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, np.int8]
+    dtype = np.dtype(draw(st.sampled_from(types)))
     shape = draw(st.lists(st.integers(1, 5), min_size=0, max_size=4))
     array = np.arange(int(np.prod(shape, dtype=int))).astype(dtype).reshape(shape)
     for axis, extent in enumerate(shape):
@@ -137,7 +139,7 @@ def test_the_span_of_a_view_is_from_its_first_byte_to_its_last(array):
 @given(slices_of_arrays())
 def test_a_view_back_to_numpy_is_the_same_memory(array):
     back = arrays._host_array(view_of(array))
-    storage = np.uint16 if array.dtype == ml_dtypes.bfloat16 else array.dtype
+    storage = {ml_dtypes.bfloat16: np.uint16, ml_dtypes.float8_e5m2: np.uint8}.get(array.dtype.type, array.dtype)
     assert back.shape == array.shape and back.dtype == storage and back.ctypes.data == array.ctypes.data
     np.testing.assert_array_equal(back, np.ascontiguousarray(array).view(storage).reshape(array.shape))
 
@@ -166,7 +168,7 @@ def test_strides_that_are_not_told_are_row_major(shape):
     assert len(strides) == len(shape)
 
 
-@given(slices_of_arrays().filter(lambda array: array.dtype != ml_dtypes.bfloat16))
+@given(slices_of_arrays().filter(lambda array: array.dtype.type.__module__ == "numpy"))
 def test_a_dlpack_capsule_of_numpy_is_read_and_stays_whole(array):
     if not array.flags.writeable:
         array = array.copy()  # the protocol's first version cannot tell
@@ -256,7 +258,7 @@ def interface_of(**changes: Any) -> object:
 
 @pytest.mark.parametrize("changes", [{"typestr": "<f8"}, {"typestr": ">f4"}, {"typestr": "|V2"}, {"mask": object()}])
 def test_an_array_interface_of_another_type_or_with_a_mask_is_refused(changes):
-    with pytest.raises(ArgumentError, match=r"^x must have elements of <f4, <f2 and no mask"):
+    with pytest.raises(ArgumentError, match=r"^x must have elements of <f4, <f2, \|i1 and no mask"):
         arrays._Protocol("test").view(interface_of(**changes), "x", None)
 
 
@@ -280,7 +282,9 @@ class FakeBuffer:
     pointer, device = 4096, 3
 
 
-@pytest.mark.parametrize(("dtype", "typestr"), [(FLOAT32, "<f4"), (FLOAT16, "<f2"), (BFLOAT16, None)])
+@pytest.mark.parametrize(
+    ("dtype", "typestr"), [(FLOAT32, "<f4"), (FLOAT16, "<f2"), (BFLOAT16, None), (FLOAT8_E4M3, None), (INT8, "|i1")]
+)
 def test_our_own_array_speaks_the_protocols_that_can_name_its_type(dtype, typestr):
     array = arrays.DeviceArray(FakeBuffer(), (2, 3), dtype.id, 7)
     assert (array.shape, array.dtype, array.device) == ((2, 3), dtype.name, 3)
@@ -326,7 +330,7 @@ def test_host_results_become_the_frameworks_own(dtype, rng):
     torch = pytest.importorskip("torch")
     tensor = arrays._Torch("test").from_host(host, dtype.id)
     assert tensor.dtype == getattr(torch, dtype.name)
-    signed = torch.int32 if dtype.bytes == 4 else torch.int16
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.bytes]
     np.testing.assert_array_equal(tensor.view(signed).numpy().view(bits.dtype), bits)
 
 

@@ -4,22 +4,44 @@ import ctypes
 import dataclasses
 import itertools
 import os
+import random
 import re
 
 import numpy as np
 import pytest
-from cases import CASES, FAMILY, FLOATS
+from cases import BACKWARD, CASES, FORWARD
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_rtc import _native, compiler, sources
+from transformer_rtc import _native, compiler, dispatch, sources
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.manager import KernelManager
-from transformer_rtc.ops.norms import NormConfig, NormSpec
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, Field, Params, TextSpec
+from transformer_rtc.ops.norms import BackwardSpec, FinishSpec, ForwardSpec, GeneralSpec, NormConfig
+from transformer_rtc.spec import (
+    ARCHITECTURES,
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    Field,
+    Params,
+    TextSpec,
+)
 
-CONFIG = NormConfig(threads_per_row=64, rows_per_cta=1, vector=8, steps=2, ctas_per_row=4)
-BASE = NormSpec("rms_norm_forward", BFLOAT16, BFLOAT16, BFLOAT16, False, 4096, CONFIG)
+CONFIG = NormConfig(threads_per_row=64, rows_per_cta=1, vector=8, steps=2, ctas_per_row=4, clusters=True)
+BASE = ForwardSpec(
+    norm="rms_norm", input=BFLOAT16, weight=BFLOAT16, bias=BFLOAT16, residual=BFLOAT16, adds="before", output=BFLOAT16,
+    stores=(), scale=False, per_head=False, repeats=False, hidden=4096, config=CONFIG,
+)  # fmt: skip
+BACK = BackwardSpec(
+    norm="rms_norm", gradient=BFLOAT16, input=BFLOAT16, weight=BFLOAT16, residual=BFLOAT16, output=BFLOAT16,
+    dweight=True, dbias=True, statistics=True, per_head=False, hidden=4096,
+    config=dataclasses.replace(CONFIG, in_shared=True, stages=3),
+)  # fmt: skip
+FINISH = FinishSpec(BFLOAT16, BFLOAT16, 1, early=False)
+BASES = {"forward": BASE, "backward": BACK, "finish": FINISH}
 TEXT = TextSpec('#include "platform.cuh"\nextern "C" __global__ void kernel() {}', "kernel")
 INTEGERS = [field.name for field in dataclasses.fields(NormConfig) if field.type == "int"]
 BOOLEANS = [field.name for field in dataclasses.fields(NormConfig) if field.type == "bool"]
@@ -41,18 +63,50 @@ def key(*arguments, **options) -> str:
     return entry(*arguments, **options).rsplit(".", 1)[-1]
 
 
+STORES = ("mean", "rstd", "amax", "scale_inv", "row_scale")
+_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
+# What each field of a kernel's description may be.
+VALUES_OF = {
+    "norm": ("rms_norm", "layer_norm"),
+    "adds": ("before", "after"),
+    "stores": tuple(itertools.chain.from_iterable(itertools.combinations(STORES, count) for count in range(6))),
+    "hidden": (1, 11, 111, 4096),
+    "rows_per_group": (1, 8, 11),
+    **dict.fromkeys(("input", "gradient"), _TYPES),
+    **dict.fromkeys(("weight", "bias", "residual", "dweight", "dbias"), (*_TYPES, None)),
+    "output": (*_TYPES, FLOAT8_E4M3, FLOAT8_E5M2, INT8),
+    **dict.fromkeys(("scale", "per_head", "repeats", "statistics", "early"), (False, True)),
+}
+
+
+def values_of(base, name: str):
+    if isinstance(base, BackwardSpec):
+        if name in ("dweight", "dbias"):
+            return False, True
+        return (*_TYPES, None) if name in ("output", "residual") else VALUES_OF[name]
+    # A residual that nothing adds, and none where one is added, is no kernel.
+    return _TYPES if name == "residual" else VALUES_OF[name]
+
+
 def _axes():
-    yield "operator", {"operator": "other_norm_forward"}
-    for name in ("input", "weight", "output"):
-        for dtype in (FLOAT32, FLOAT16):
-            yield f"{name} {dtype.name}", {name: dtype}
-    yield "no weight", {"weight": None}
-    yield "rstd", {"rstd": True}
-    yield "hidden", {"hidden": 4097}
-    for name in INTEGERS:
-        yield name, {"config": dataclasses.replace(CONFIG, **{name: 2 * getattr(CONFIG, name)})}
-    for name in BOOLEANS:
-        yield name, {"config": dataclasses.replace(CONFIG, **{name: not getattr(CONFIG, name)})}
+    for kind, base in BASES.items():
+        for field in dataclasses.fields(base):
+            now = getattr(base, field.name)
+            if field.name == "config":
+                for name in INTEGERS:
+                    other = {name: 2 * getattr(now, name) or 2}
+                    yield f"{kind} config.{name}", (base, {"config": dataclasses.replace(now, **other)})
+                for name in BOOLEANS:
+                    if name == "in_shared" and now.stages:
+                        continue  # rows in turn are always there
+                    yield f"{kind} config.{name}", (
+                        base, {"config": dataclasses.replace(now, **{name: not getattr(now, name)})}
+                    )  # fmt: skip
+                continue
+            for value in values_of(base, field.name):
+                if value != now:
+                    yield f"{kind} {field.name} {getattr(value, 'name', value)}", (base, {field.name: value})
+    yield "forward adds nothing", (BASE, {"adds": "", "residual": None})
 
 
 AXES = dict(_axes())
@@ -64,14 +118,27 @@ def test_configurations_have_no_field_of_another_type():
 
 @pytest.mark.parametrize("axis", AXES)
 def test_what_changes_the_machine_code_changes_symbol_and_key(axis, tmp_path):
-    other = dataclasses.replace(BASE, **AXES[axis])
-    assert other.symbol != BASE.symbol
-    assert key(tmp_path, other) != key(tmp_path, BASE)
+    base, change = AXES[axis]
+    other = dataclasses.replace(base, **change)
+    assert other.symbol != base.symbol
+    # Not by its name alone.
+    assert other.program.replace(other.symbol, base.symbol) != base.program
+    assert key(tmp_path, other) != key(tmp_path, base)
 
 
 def test_every_axis_leads_to_a_symbol_of_its_own():
-    symbols = [dataclasses.replace(BASE, **change).symbol for change in AXES.values()]
+    symbols = [dataclasses.replace(base, **change).symbol for base, change in AXES.values()]
     assert len(set(symbols)) == len(symbols)
+
+
+def test_operators_share_a_general_kernel_whatever_arrays_they_have(tmp_path):
+    name = "rms_norm_backward_wide"
+    specs = [GeneralSpec(name, tuple(case.types)) for case in CASES if case.operator == "rms_norm_backward"][:1]
+    specs.append(GeneralSpec(name, ("dy", "x", "out")))
+    assert specs[0].params.fields != specs[1].params.fields
+    assert specs[0].params.size == specs[1].params.size
+    assert key(tmp_path, specs[0]) == key(tmp_path, specs[1])
+    assert key(tmp_path, GeneralSpec("layer_norm_backward_wide", specs[1].arrays)) != key(tmp_path, specs[1])
 
 
 @pytest.mark.parametrize(
@@ -161,40 +228,87 @@ def test_rows_strides_alignment_and_numbers_ask_for_the_same_kernel(check, other
     assert check(view(), None) != base != check(view(), weight, out_dtype="float32")
 
 
+@pytest.mark.parametrize("operator", [*FORWARD, *BACKWARD])
+def test_rows_and_places_ask_for_the_same_kernel_whatever_the_operator(check, operator):
+    names = [argument.name for argument in dispatch.operators()[operator].arguments if argument.role == "rows"]
+    options = {"dweight": False} if operator in BACKWARD else {}
+
+    def plan(**given):
+        return check(**{"x": None, **{name: view(**given) for name in names}}, operator=operator, **options)
+
+    base = plan()
+    assert plan(rows=100_000) == plan(padding=13) == plan(offset=1) == plan(heads=8, padding=512) == base
+    assert plan(hidden=257) != base != plan(dtype=FLOAT32)
+
+
+def test_heads_and_a_margin_ask_for_kernels_of_their_own(check):
+    x = view(heads=8)
+    of_all, of_heads = (_native.View(1 << 40, shape, strides, BFLOAT16.id, 0, False)
+                        for shape, strides in (((256,), (1,)), ((8, 256), (256, 1))))  # fmt: skip
+    plans = [check(x, of_all), check(x, of_heads), check(x, of_all, sm_margin=3)]
+    assert len(set(plans)) == 3
+    # Not how many heads, nor how many multiprocessors.
+    of_more = _native.View(1 << 40, (9, 256), (256, 1), BFLOAT16.id, 0, False)
+    assert check(view(heads=9), of_more) == plans[1]
+    assert check(x, of_all, sm_margin=4) == plans[2]
+
+
 def test_a_kernel_is_a_function_of_types_columns_and_limits():
-    for case in CASES:
+    for case in CASES[::3]:
         for limits in ARCHITECTURES.values():
-            (spec, rule), (again, rule_again) = case.specialise(limits), case.specialise(limits)
-            assert spec == again and hash(spec) == hash(again) and rule == rule_again
-            assert spec == case._replace(rows=case.rows + 1000).specialise(limits)[0]
+            stages, again = case.stages(limits), case.stages(limits)
+            assert stages == again and hash(stages) == hash(again)
+            assert stages == case._replace(rows=case.rows + 1020).stages(limits)
 
 
 def _specs():
-    for operator, x, weight, out, rstd, hidden in itertools.product(
-        ("rms_norm_forward", "rms_norm_forward_rstd"), FLOATS, (*FLOATS, None), FLOATS, (False, True), (1, 11, 111)
-    ):
-        for integers in itertools.product((1, 11), repeat=len(INTEGERS)):
-            config = NormConfig(**dict(zip(INTEGERS, integers, strict=True)))
-            for booleans in itertools.product((False, True), repeat=len(BOOLEANS)):
-                flags = dict(zip(BOOLEANS, booleans, strict=True))
-                if config.ctas_per_row == 1 and flags["clusters"]:
-                    continue  # clusters of one CTA: the same program
-                if operator.endswith("rstd") and (integers[0] == 1 or x is not FLOAT16):
-                    continue  # enough of a name that ends like another's field
-                yield NormSpec(operator, x, weight, out, rstd, hidden, dataclasses.replace(config, **flags))
+    """Draw kernels: thousands, and from each one others that differ in one field."""
+    drawn = random.Random(0)
+
+    def config():
+        values = {name: drawn.choice((1, 2, 11, 16)) for name in INTEGERS}
+        values["stages"] = drawn.choice((0, 0, 1, 11))
+        flags = {name: drawn.random() < 0.5 for name in BOOLEANS}
+        flags["clusters"] &= values["ctas_per_row"] > 1  # clusters of one CTA: the same program
+        flags["in_shared"] |= values["stages"] > 0
+        return NormConfig(**values, **flags)
+
+    def canonical(spec):
+        if isinstance(spec, ForwardSpec) and drawn.random() < 0.3:
+            return dataclasses.replace(spec, adds="", residual=None)
+        if isinstance(spec, BackwardSpec) and spec.output is None:
+            return dataclasses.replace(spec, weight=None, residual=None)
+        return spec
+
+    for base in (BASE, BACK):
+        names = [field.name for field in dataclasses.fields(base) if field.name != "config"]
+        for _ in range(1200):
+            spec = type(base)(**{name: drawn.choice(values_of(base, name)) for name in names}, config=config())
+            yield canonical(spec)
+            for name in names:
+                yield canonical(dataclasses.replace(spec, **{name: drawn.choice(values_of(base, name))}))
+            yield canonical(dataclasses.replace(spec, config=config()))
+    for dweight, dbias, rows, early in itertools.product((*_TYPES, None), (*_TYPES, None), (1, 8, 11), (False, True)):
+        yield FinishSpec(dweight, dbias, rows, early)
 
 
 def test_no_two_kernels_share_a_symbol_and_each_is_an_identifier():
     found = {}
     for spec in _specs():
         assert found.setdefault(spec.symbol, spec) == spec
-    assert len(found) > 20_000
+    assert len(found) > 15_000
     assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol) for symbol in found)
 
 
 def test_specialised_and_general_kernels_have_different_symbols():
-    special = {case.specialise(limits)[0].symbol for case in CASES for limits in ARCHITECTURES.values()}
-    general = {FAMILY.static({"x": case.x}, case.hidden)[0].symbol for case in CASES}
+    special = {
+        spec.symbol
+        for case in CASES
+        for limits in ARCHITECTURES.values()
+        for spec, _ in case.stages(limits)
+        if not isinstance(spec, GeneralSpec)
+    }
+    general = {kernel.symbol for case in CASES for kernel, _ in case.general_stages()}
     assert general and not special & general
 
 

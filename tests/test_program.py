@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -22,8 +23,9 @@ def code(text: str) -> str:
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
+@functools.cache
 def specs():
-    return {case.specialise(limits)[0] for case in CASES for limits in ARCHITECTURES.values()}
+    return {spec for case in CASES for limits in ARCHITECTURES.values() for spec, _ in case.stages(limits)}
 
 
 def compile_text(text: str, architecture: int = 80) -> compiler.Compiled:
@@ -35,10 +37,21 @@ def test_the_sources_are_the_files_of_the_two_folders():
     assert all(text.strip() for text in TEXTS.values())
 
 
+@functools.cache
+def programs() -> dict[str, str]:
+    return {spec.symbol: spec.program for spec in specs()}
+
+
 def test_a_program_has_one_entry_and_it_is_named_as_the_symbol():
-    for spec in specs():
-        assert re.findall(r"TRTC_ENTRY\b.*?\bvoid (\w+)\(", spec.program) == [spec.symbol]
-        assert len(re.findall(r"TRTC_ENTRY|extern\s*\"C\"|__global__", spec.program)) == 1
+    for symbol, program in programs().items():
+        assert re.findall(r"TRTC_ENTRY\b.*?\bvoid (\w+)\(", program) == [symbol]
+        assert len(re.findall(r"TRTC_ENTRY|extern\s*\"C\"|__global__", program)) == 1
+
+
+def test_the_general_program_has_each_entry_once():
+    wanted = {kernel.symbol for case in CASES for kernel, _ in case.general_stages()}
+    found = re.findall(r"TRTC_ENTRY\b.*?\bvoid (\w+)\(", FAMILY.static_program())
+    assert sorted(found) == sorted(wanted)
 
 
 def test_only_the_platform_header_says_what_an_entry_is():
@@ -46,7 +59,7 @@ def test_only_the_platform_header_says_what_an_entry_is():
 
 
 def test_programs_and_texts_include_only_our_texts():
-    for text in (*TEXTS.values(), FAMILY.static_program(), *(spec.program for spec in specs())):
+    for text in (*TEXTS.values(), FAMILY.static_program(), *programs().values()):
         for line in re.findall(r"^\s*#\s*include\b(.*)$", code(text), re.MULTILINE):
             match = re.fullmatch(r'\s*"([^"]+)"\s*', line)
             assert match, f"#include{line}"
@@ -54,10 +67,10 @@ def test_programs_and_texts_include_only_our_texts():
 
 
 def test_what_a_program_includes_is_found_through_every_header():
-    for spec in specs():
-        found = sources.included(spec.program)
+    for program in (*programs().values(), FAMILY.static_program()):
+        found = sources.included(program)
         assert found == {name: TEXTS[name] for name in found}
-        for text in (spec.program, *found.values()):
+        for text in (program, *found.values()):
             assert set(re.findall(r'^\s*#\s*include\s*"([^"]+)"', code(text), re.MULTILINE)) <= found.keys()
 
 
@@ -78,7 +91,7 @@ def test_inline_assembly_is_in_one_header():
 def test_what_only_a_cuda_compiler_knows_is_in_two_headers():
     found = {name: re.findall(PLATFORM, code(text)) for name, text in TEXTS.items()}
     assert {name for name, matches in found.items() if matches} <= {"platform.cuh", "ptx.cuh"}, found
-    assert not re.search(PLATFORM, "".join(spec.program for spec in specs()) + FAMILY.static_program())
+    assert not re.search(PLATFORM, "".join(programs().values()) + FAMILY.static_program())
 
 
 def test_the_compilers_architecture_macro_is_read_once():
@@ -89,9 +102,10 @@ def test_the_tags_of_data_types_in_the_text_are_those_of_the_package():
     body = re.search(r"enum class Dtype : int \{(.*?)\}", code(TEXTS["norms.cu"]), re.DOTALL)
     assert body
     names = set(re.findall(r"(\w+) =", body[1]))
-    assert names == {"absent", *(dtype.name for dtype in DTYPES.values())}
-    asserts = [f'static_assert(int(trtc::Dtype::{dtype.name}) == {dtype.id}, "");' for dtype in DTYPES.values()]
-    asserts += [f'static_assert(sizeof({dtype.text}) == {dtype.bytes}, "");' for dtype in DTYPES.values()]
+    tags = {dtype.text.removeprefix("trtc::") if dtype.bytes == 1 else dtype.name: dtype for dtype in DTYPES.values()}
+    assert names == {"absent", *tags}
+    asserts = [f'static_assert(int(trtc::Dtype::{tag}) == {dtype.id}, "");' for tag, dtype in tags.items()]
+    asserts += [f'static_assert(sizeof({dtype.text}) == {dtype.bytes}, "");' for dtype in tags.values()]
     asserts += ['static_assert(int(trtc::Dtype::absent) == 0, "");']
     compile_text('#include "norms.cu"\n' + "\n".join(asserts))
 
@@ -102,28 +116,59 @@ def test_a_static_assert_is_compiled_at_all():
         compile_text('static_assert(sizeof(int) == 5, "told you");')
 
 
+def without_clusters():
+    """Yield each case's launches where CTAs that share a row are no cluster."""
+    for case in CASES:
+        for limits in ARCHITECTURES.values():
+            yield from case.stages(limits._replace(max_cluster_size=1))
+
+
+def exchanged(program: str) -> tuple[int, int]:
+    """Return how many values a row's CTAs tell each other, and in how many buffers, as the kernel's text has it."""
+    flag = {name: value == "true" for name, value in re.findall(r"(\w+) = (true|false),", program)}
+    buffers = 2 + 2 * int(re.search(r"\blag = (\d+),", program)[1])
+    if "norm_forward" in program:
+        return 3 if flag["centred"] else 1, buffers
+    finds = flag["needs_x"] and not flag["has_statistics"]
+    return (5 if finds else 2) if flag["centred"] else 2 if finds else 1, buffers
+
+
 def test_the_workspace_of_a_launch_is_the_size_of_its_struct():
     sizes = {
-        (rule.ctas_per_row, rule.workspace_bytes)
-        for case in CASES
-        for limits in ARCHITECTURES.values()
-        for rule in [case.specialise(limits._replace(max_cluster_size=1))[1]]
+        (rule.ctas_per_row, *exchanged(spec.program), rule.workspace_bytes)
+        for spec, rule in without_clusters()
         if rule.ctas_per_row > 1
     }
-    assert len(sizes) > 1
-    compile_text(
-        '#include "reduce.cuh"\n'
-        + "".join(f'static_assert(sizeof(trtc::GridWorkspace<{ctas}>) == {size}, "");\n' for ctas, size in sizes)
-    )
+    assert {values for _, values, *_ in sizes} == {1, 2, 3, 5}
+    text = '#include "reduce.cuh"\n'
+    for ctas, values, buffers, size in sizes:
+        text += f'static_assert(sizeof(trtc::GridWorkspace<{buffers}, {values * ctas}>) == {size}, "");\n'
+    compile_text(text)
 
 
 def test_a_launch_has_a_workspace_exactly_where_its_kernel_has_a_field_for_it():
     for case in CASES:
         for limits in ARCHITECTURES.values():
             for clusters in {limits.max_cluster_size, 1}:
-                spec, rule = case.specialise(limits._replace(max_cluster_size=clusters))
-                fields = [field.name for field in spec.params.fields if field.source == "workspace"]
-                assert bool(fields) == (rule.workspace_bytes > 0) == (rule.ctas_per_row > 1 and not rule.clusters)
+                for spec, rule in case.stages(limits._replace(max_cluster_size=clusters)):
+                    fields = [field.name for field in spec.params.fields if field.source == "workspace"]
+                    assert bool(fields) == (rule.workspace_bytes > 0) == (rule.ctas_per_row > 1 and not rule.clusters)
+
+
+def test_partial_sums_are_kept_exactly_where_a_second_launch_adds_them_up():
+    for case in CASES:
+        for limits in ARCHITECTURES.values():
+            stages = case.stages(limits)
+            sums = (case.dweight is not None) + (case.dbias is not None)
+            (first, rule), *others = stages
+            assert len(others) == (sums > 0) and (rule.partial_bytes > 0) == (sums > 0)
+            for spec, of_columns in others:
+                assert of_columns.columns_per_cta > 0 and rule.columns_per_cta == 0
+                for kernel in (first, spec):
+                    assert "partials" in [field.source for field in kernel.params.fields]
+            if sums:
+                # As trtc::partial_offset lays them out: rows of whole vectors of 8.
+                assert rule.partial_bytes % (sums * 32 * -(-case.hidden // 8)) == 0
 
 
 def test_the_text_of_parameters_has_the_size_and_the_offsets_that_packing_has():

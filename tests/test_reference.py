@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import reference
-from cases import FLOATS
+from cases import FLOAT8, FLOATS
 
-from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
+from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 MOST = {FLOAT32: 4, FLOAT16: 1, BFLOAT16: 1}
 
@@ -76,3 +76,99 @@ def test_the_reference_is_the_formula():
     y, rstd = reference.rms_norm(x, weight, 0.25, 0.5)
     np.testing.assert_allclose(rstd, [1 / math.sqrt(12.75), 2.0])
     np.testing.assert_allclose(y, [[4.5 / math.sqrt(12.75), 10 / math.sqrt(12.75)], [0, 0]])
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("heads", [0, 3])
+def test_the_gradients_are_those_of_the_forward_reference(centred, heads, rng):
+    # By central differences of sum(dy * y + ds * x).
+    shape = (4, 3, 11) if heads else (5, 11)
+    x, dy, ds = (rng.standard_normal(shape) for _ in range(3))
+    weight = rng.standard_normal(shape[1:] if heads else shape[-1:])
+    bias = rng.standard_normal(weight.shape)
+
+    def total(x, weight, bias):
+        y = reference.forward(centred, x, weight, bias, 0.125, 0.5)["out"].value
+        return np.sum(dy * y + ds * x)
+
+    def slope(values, call):
+        found, step = np.zeros_like(values), 1e-5
+        for place in np.ndindex(values.shape):
+            change = np.zeros_like(values)
+            change[place] = step
+            found[place] = (call(values + change) - call(values - change)) / (2 * step)
+        return found
+
+    found = reference.backward(centred, dy, x, weight, 0.125, 0.5, dresidual=ds)
+    np.testing.assert_allclose(found["out"].value, slope(x, lambda x: total(x, weight, bias)), rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(found["dweight"].value, slope(weight, lambda w: total(x, w, bias)), rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(found["dbias"].value, slope(bias, lambda b: total(x, weight, b)), rtol=1e-7, atol=1e-8)
+
+
+def test_given_statistics_are_taken_as_they_are(rng):
+    x, dy = (rng.standard_normal((3, 7)) for _ in range(2))
+    found = reference.backward(True, dy, x, mean=np.full(3, 0.5), rstd=np.full(3, 2.0))
+    normal = (x - 0.5) * 2
+    np.testing.assert_allclose(found["dweight"].value, (dy * normal).sum(axis=0))
+    mean = (dy * normal).mean(axis=-1, keepdims=True)
+    np.testing.assert_allclose(found["out"].value, 2 * (dy - normal * mean - dy.mean(axis=-1, keepdims=True)))
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_arithmetic_in_float32_is_within_the_bounds_and_coarser_arithmetic_is_not(centred, rng):
+    # About 1: a mean that is nearly zero has no relative error to speak of.
+    x, dy = (1 + rng.standard_normal((5, 300)).astype(np.float32) for _ in range(2))
+    weight, bias = (rng.standard_normal(300).astype(np.float32) for _ in range(2))
+    y = reference.forward(centred, x, weight, bias)
+    back = reference.backward(centred, dy, x, weight)
+    for result in (*y.values(), *back.values()):
+        if not result.bound.any():
+            continue
+        error = result.bound / np.abs(result.value).max()
+        assert error.max() < 2.0**-16  # 1.2 of 2^-18 in 1500 draws
+        reference.assert_within(result.value.astype(np.float32), result, FLOAT32)
+        # An error as large as 16 bits have is far beyond each bound.
+        with pytest.raises(AssertionError, match="times what its arithmetic"):
+            reference.assert_within((result.value * (1 + 2.0**-12)).astype(np.float32), result, FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8, INT8], ids=lambda dtype: dtype.symbol)
+def test_rounding_once_is_within_the_bound_and_a_neighbour_is_not(dtype, rng):
+    # As an output in 16 or 8 bits is held: half a unit in the last place, and what float32 did before.
+    exact = rng.uniform(1, 100, 5000)
+    kind = reference.NUMPY_TYPES[dtype]
+    rounded = np.rint(exact).astype(kind) if dtype is INT8 else exact.astype(kind)
+    expected = reference.Expected(exact, exact * 2 * reference.U)
+    reference.assert_within(rounded, expected, dtype)
+    integers = {1: np.uint8, 2: np.uint16, 4: np.uint32}[dtype.bytes]
+    above = (rounded.view(integers) + (1 if dtype is not FLOAT32 else 9)).view(kind)
+    with pytest.raises(AssertionError, match="times what its arithmetic"):
+        reference.assert_within(above, expected, dtype)
+    wrong = reference.excess(above, expected, dtype) > 1
+    assert wrong.mean() > 0.9
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(FLOAT8_E4M3, 448.0), (FLOAT8_E5M2, 57344.0), (INT8, 127.0)])
+def test_what_saturates_is_compared_as_its_largest_number(dtype, most):
+    kind = reference.NUMPY_TYPES[dtype]
+    exact = np.array([2 * most, math.inf, most])
+    expected = reference.Expected(exact, np.zeros(3))
+    reference.assert_within(np.full(3, most).astype(kind), expected, dtype)
+    for wrong in (most / 2, -most):
+        with pytest.raises(AssertionError, match=r"y\[0\]"):
+            reference.assert_within(np.array([wrong, most, most]).astype(kind), expected, dtype)
+
+
+def test_rows_are_scaled_by_their_largest_magnitude():
+    y = reference.Expected(np.array([[1.0, -4.0, 2.0], [0.0, 0.0, 0.0]]), np.full((2, 3), 1e-9))
+    scaled, scale = reference.row_scaled(y, INT8)
+    np.testing.assert_allclose(scaled.value, [[127 / 4, -127, 127 / 2], [0, 0, 0]])
+    np.testing.assert_allclose(scale.value, [4 / 127, 1])
+    assert reference.largest_magnitude(y).value == 4 and reference.largest_magnitude(y, 5.0).value == 5
+    assert np.isnan(reference.largest_magnitude(y, math.nan).value)
+
+
+def test_another_type_is_refused():
+    expected = reference.Expected(np.zeros(2), np.zeros(2))
+    with pytest.raises(AssertionError, match="float16 instead of float32"):
+        reference.assert_within(np.zeros(2, np.float16), expected, FLOAT32)

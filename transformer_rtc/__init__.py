@@ -6,13 +6,15 @@ from .errors import *  # noqa: F403
 from .errors import __all__ as _errors
 from .launch import Kernel, LaunchConfig, device_limits
 from .manager import Event, KernelManager, manager
-from .ops.norms import rms_norm
+from .ops.norms import *  # noqa: F403
+from .ops.norms import __all__ as _norms
 from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, TextSpec
 from .version import __version__
 
 __all__ = [
     *_errors,
+    *_norms,
     "DeviceArray",
     "Event",
     "Field",
@@ -27,6 +29,5 @@ __all__ = [
     "device_limits",
     "implementations",
     "manager",
-    "rms_norm",
     "using",
 ]

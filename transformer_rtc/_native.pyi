@@ -78,7 +78,7 @@ class View:
 class Role: ...
 class Source: ...
 
-class Plan:
+class Stage:
     def __init__(
         self,
         launcher: Launcher,
@@ -87,18 +87,31 @@ class Plan:
         dynamic_shared_memory: int,
         cooperative: bool,
         fields: Sequence[tuple[Source, int, int]],
+        columns_per_cta: int,
+        early: bool,
+    ) -> None: ...
+
+class Plan:
+    ANY_GROUPS: int
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
         rows_per_cta: int,
         ctas_per_row: int,
         max_groups: int,
         workspace_bytes: int,
+        partial_bytes: int,
+        whole_heads: bool,
+        multiprocessors: int,
     ) -> None: ...
 
 class Operator:
     def __init__(
         self,
         name: str,
-        arguments: Sequence[tuple[Role, str, Sequence[int], bool]],
-        plan: Callable[[int, int, tuple[int, ...], int], Plan],
+        arguments: Sequence[tuple[Role, str, Sequence[int], bool, int, Sequence[int]]],
+        plan: Callable[[int, int, tuple[int, ...], int, bool, bool], Plan],
         slow_call: Callable[[tuple[Any, ...]], object],
         framework_of: Callable[[type, str], tuple[object, object]],
         implementation: object,

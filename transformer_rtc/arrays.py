@@ -17,7 +17,7 @@ import numpy as np
 
 from . import _native
 from .errors import ArgumentError, DeviceNotFoundError
-from .spec import BFLOAT16, DTYPES, FLOAT16, FLOAT32
+from .spec import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 if TYPE_CHECKING:
     from .dispatch import Argument
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 HOST = -1  # the device of arrays that are simulated
 _ON_HOST, _ON_GPU = (_CPU, _CUDA_HOST), (_CUDA, _CUDA_MANAGED)
-_TYPESTRS = {"<f4": FLOAT32.id, "<f2": FLOAT16.id}  # of the array interface protocols
+_TYPESTRS = {"<f4": FLOAT32.id, "<f2": FLOAT16.id, "|i1": INT8.id}  # of the array interface protocols
+_OF_ML_DTYPES = (BFLOAT16.id, FLOAT8_E4M3.id, FLOAT8_E5M2.id)  # what numpy itself has no type for
+_MADE = ("row_values", "column_values")  # roles of arrays that the caller never gives
+_GIVEN = ("rows", "columns", "row_inputs", "value", "rows_out", "value_out")  # roles of arrays of the caller's
+_WRITTEN = ("rows_out", "value_out")  # roles of arrays that are written where the caller gives them
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
@@ -69,17 +73,19 @@ def _dtype_of(dtype: object, argument: str) -> int:
 
 
 def _numpy_dtype(dtype: int) -> np.dtype[Any]:
-    if dtype == BFLOAT16.id:
+    if dtype in _OF_ML_DTYPES:
         import ml_dtypes
 
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, DTYPES[dtype].name))
+        return found
     return _storage_dtype(dtype)
 
 
 def _storage_dtype(dtype: int) -> np.dtype[Any]:
-    """Return numpy's own type of the same size: for bfloat16 uint16, for workspaces uint8."""
-    return np.dtype(np.uint16 if dtype == BFLOAT16.id else DTYPES[dtype].name if dtype in DTYPES else np.uint8)
+    """Return numpy's own type of the same size: for bfloat16 uint16, for 8-bit floats and workspaces uint8."""
+    if dtype in DTYPES and dtype not in _OF_ML_DTYPES:
+        return np.dtype(DTYPES[dtype].name)
+    return np.dtype(np.uint16 if dtype == BFLOAT16.id else np.uint8)
 
 
 def _element_strides(
@@ -244,7 +250,7 @@ class _Numpy(_Framework):
 class DeviceArray:
     """An array in device memory that this package allocated, for callers whose framework cannot be asked to.
 
-    It speaks ``__dlpack__`` and, but for bfloat16, ``__cuda_array_interface__``.
+    It speaks ``__dlpack__`` and, but for bfloat16 and 8-bit floats, ``__cuda_array_interface__``.
 
     Attributes
     ----------
@@ -547,10 +553,10 @@ def call(
     for argument, value in zip(arguments, values, strict=True):
         if argument.role == "stream":
             stream = None if value is None else stream_handle(value, name)
-        elif argument.role == "row_values":
+        elif argument.role in _MADE:
             arrays.append((argument.role, argument.name, None))
-        elif argument.role in ("rows", "columns", "rows_out"):
-            if value is None and argument.role != "rows_out" and not argument.optional:
+        elif argument.role in _GIVEN:
+            if value is None and argument.role not in _WRITTEN and not argument.optional:
                 raise ArgumentError(f"{name}: {argument.name} must be an array; it is None")
             arrays.append((argument.role, f"{name}: {argument.name}", value))
 
@@ -565,7 +571,7 @@ def call(
                 f"{argument_name} must be of the same framework as the {_type_name(first)} before it; it is a "
                 f"{_type_name(array)}"
             )
-        if role == "rows_out":
+        if role in _WRITTEN:
             framework.check_out(argument_name)
 
     device_type, device = framework.place(first, first_name)
@@ -634,6 +640,9 @@ def _call_on_host(
         None if view is None else (mirror.view(view), array) for view, (_, _, array) in zip(views, arrays, strict=True)
     ]
     result = native.run_views(held, values, empty, stream)
+    for view, (role, _, _) in zip(views, arrays, strict=True):
+        if role in _WRITTEN and view is not None:
+            mirror.copy_back(view)
     outputs: list[object] = []
     for output in result if isinstance(result, tuple) else (result,):
         if isinstance(output, _Made):
@@ -642,8 +651,5 @@ def _call_on_host(
             _native.synchronize_stream(device, stream)
             outputs.append(framework.from_host(host, output.dtype))
         else:
-            for view, (role, _, array) in zip(views, arrays, strict=True):
-                if role == "rows_out" and array is output and view is not None:
-                    mirror.copy_back(view)
             outputs.append(output)
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]

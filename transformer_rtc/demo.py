@@ -11,11 +11,11 @@ import numpy as np
 
 from . import _native, spec
 from .cache import DiskCache
-from .dispatch import using
+from .dispatch import Request, using
 from .errors import CompilerNotFoundError, DeviceNotFoundError, TransformerRtcError
 from .launch import device_limits
 from .manager import KernelManager
-from .ops.norms import NormSpec, norm_spec, rms_norm
+from .ops.norms import ForwardSpec, forward_spec, rms_norm
 from .simulator import SimulatedDevice
 
 # Hidden sizes, and whose they are; the last is longer than a CTA holds.
@@ -49,6 +49,11 @@ def _dtypes() -> list[spec.DType]:
     return [spec.FLOAT32, spec.FLOAT16, spec.BFLOAT16]
 
 
+def _kernel(dtype: spec.DType, hidden: int, limits: spec.DeviceLimits) -> ForwardSpec:
+    dtypes = {"x": dtype, "weight": dtype, "bias": None, "out": dtype}
+    return forward_spec(Request("rms_norm", dtypes, hidden, per_head=False, margin=False), limits)
+
+
 def _error(dtype: spec.DType, hidden: int, rows: int = _ROWS) -> float:
     """Return the largest error of y against float64, in units of y's type in the last place."""
     random = np.random.default_rng(hidden)
@@ -78,7 +83,7 @@ def _with_device(device: int, dtypes: list[spec.DType]) -> None:
     )
     for hidden in _MODELS:
         for dtype in dtypes:
-            kernel_spec = norm_spec(dtype, dtype, dtype, hidden, limits)
+            kernel_spec = _kernel(dtype, hidden, limits)
             with tempfile.TemporaryDirectory() as folder:
                 cold = KernelManager(DiskCache(folder))
                 cold_time = _milliseconds(cold.get, kernel_spec, device)
@@ -110,7 +115,7 @@ def _without_device(reason: Exception, dtypes: list[spec.DType]) -> None:
         for dtype in dtypes:
             row, size, symbol = [], 0, ""
             for architecture in architectures:
-                kernel_spec: NormSpec = norm_spec(dtype, dtype, dtype, hidden, spec.ARCHITECTURES[architecture])
+                kernel_spec = _kernel(dtype, hidden, spec.ARCHITECTURES[architecture])
                 fresh = KernelManager(DiskCache(None))
                 row.append(_milliseconds(fresh.image, kernel_spec, architecture))
                 if architecture == simulated.architecture:

@@ -23,7 +23,7 @@ from .settings import settings
 from .simulator import SimulatedDevice
 from .spec import DTYPES, DeviceLimits, DType, KernelSpec, Params
 
-__all__ = ["Argument", "Family", "LaunchRule", "Operator", "implementations", "using"]
+__all__ = ["Argument", "Family", "LaunchRule", "Operator", "Request", "StaticKernel", "implementations", "using"]
 
 # A plan is keyed with the implementation's place in this list.
 IMPLEMENTATIONS = ("rtc", "static", "simulator")
@@ -44,19 +44,76 @@ class Argument(NamedTuple):
     name : str
         As the user knows it.
     role : str
-        ``"rows"``: an input array [..., columns]; the first argument is one. ``"columns"``: an input array [columns].
-        ``"real"``: a float. ``"rows_out"``: an output array like the first input. ``"dtype_out"``: the data type of the
-        output before it. ``"row_values"``: whether to return an output [...] with one value a row. ``"stream"``.
+        An input array: ``"rows"``, [..., columns], and the first argument is one; ``"columns"``, [columns], or
+        [heads, columns] where rows are [..., heads, columns]; ``"row_inputs"``, [...], one value a row; ``"value"``,
+        one element.
+        An output: ``"rows_out"``, an array like the first input, allocated where the caller gives none;
+        ``"value_out"``, one element that is written where the caller gives it, and not returned; ``"row_values"``,
+        whether to return an array [...] with one value a row; ``"column_values"``, whether to return an array of the
+        shape of the columns. What is said of outputs: ``"dtype_out"``, their data type; ``"wanted"``, whether they are
+        made and returned. Others: ``"real"``, a float; ``"sm_margin"``, how many multiprocessors to leave free;
+        ``"stream"``.
     dtypes : tuple of DType
         What an array may hold; of ``"row_values"``, the one it holds.
     optional : bool
         Whether an input array may be None.
+    like : str
+        The earlier array whose data type an output has by default; the first one where it is empty or None.
+    of : tuple of str
+        The outputs that ``"dtype_out"`` or ``"wanted"`` is about.
     """
 
     name: str
     role: str
     dtypes: tuple[DType, ...] = ()
     optional: bool = False
+    like: str = ""
+    of: tuple[str, ...] = ()
+
+
+_NO_ARRAYS = ("real", "dtype_out", "wanted", "sm_margin", "stream")
+
+
+def native_arguments(
+    arguments: Sequence[Argument],
+) -> list[tuple[_native.Role, str, list[int], bool, int, list[int]]]:
+    """Return a descriptor as the native operator takes it: arrays by their numbers."""
+    names = [argument.name for argument in arguments if argument.role not in _NO_ARRAYS]
+    return [
+        (
+            getattr(_native.Role, argument.role.upper()),
+            argument.name,
+            [dtype.id for dtype in argument.dtypes],
+            argument.optional,
+            names.index(argument.like, 0, names.index(argument.name)) if argument.like else 0,
+            [names.index(name) for name in argument.of],
+        )
+        for argument in arguments
+    ]
+
+
+class Request(NamedTuple):
+    """What a call asks of its operator's family.
+
+    Attributes
+    ----------
+    operator : str
+        The operator's name.
+    dtypes : dict of str to DType or None
+        Of each array; None where it is absent or not wanted.
+    columns : int
+        Of a row.
+    per_head : bool
+        Whether the columns' arrays are [heads, columns].
+    margin : bool
+        Whether multiprocessors are to be left free: the launch over rows must be persistent.
+    """
+
+    operator: str
+    dtypes: dict[str, DType | None]
+    columns: int
+    per_head: bool
+    margin: bool
 
 
 class LaunchRule(NamedTuple):
@@ -73,7 +130,21 @@ class LaunchRule(NamedTuple):
     dynamic_shared_memory : int
         Bytes of a CTA.
     workspace_bytes : int
-        Of each group of CTAs that shares a row, zeroed before each launch.
+        Of each group of CTAs that shares rows, zeroed before the first launch.
+    partial_bytes : int
+        Of each such group, for what later launches read; not zeroed.
+    persistent : bool
+        Whether there are no more groups than are resident together, and each takes rows in turn. Those of a cooperative
+        launch always do.
+    whole_heads : bool
+        Whether the groups must be so many that each gets rows of the same heads again and again, as it keeps what
+        belongs to them.
+    early : bool
+        Of a launch that follows the first: whether it may begin before the one before it has ended, for which its
+        kernel waits (programmatic dependent launch).
+    columns_per_cta : int
+        Of a launch that follows the first, whose grid has enough CTAs for the columns in x, and the heads in y where
+        there are arrays of each head; 0 for the first.
     """
 
     threads: int
@@ -82,6 +153,16 @@ class LaunchRule(NamedTuple):
     clusters: bool = False
     dynamic_shared_memory: int = 0
     workspace_bytes: int = 0
+    partial_bytes: int = 0
+    persistent: bool = False
+    columns_per_cta: int = 0
+    whole_heads: bool = False
+    early: bool = False
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether all CTAs are resident together."""
+        return self.ctas_per_row > 1 and not self.clusters
 
 
 class StaticKernel(NamedTuple):
@@ -92,18 +173,31 @@ class StaticKernel(NamedTuple):
 
 
 class Family(Protocol):
-    """What a family of operators provides: pure functions of types, columns and limits."""
+    """What a family of operators provides: pure functions of a request and a device's limits.
+
+    A call may take several launches, one after the other: the first is over the rows, and others over the columns.
+    """
 
     name: str
 
-    def specialise(
-        self, dtypes: dict[str, DType | None], columns: int, limits: DeviceLimits
-    ) -> tuple[KernelSpec, LaunchRule]:
-        """Return the kernel for these arguments: the types of present arrays by name, None for absent ones."""
+    def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        """Return the kernels of a request.
+
+        Raises
+        ------
+        ArgumentError
+            If it asks for what the operator does not do.
+        """
         ...
 
-    def static(self, dtypes: dict[str, DType | None], columns: int) -> tuple[StaticKernel, LaunchRule]:
-        """Return the general kernel for these arguments."""
+    def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
+        """Return the general kernels of a request.
+
+        Raises
+        ------
+        ArgumentError
+            If it asks for what the operator does not do.
+        """
         ...
 
     def static_program(self) -> str:
@@ -128,19 +222,11 @@ class Operator:
         self.name = name
         self.family = family
         self.arguments = tuple(arguments)
-        self._arrays = [argument.name for argument in arguments if argument.role not in ("real", "dtype_out", "stream")]
+        self._arrays = [argument.name for argument in arguments if argument.role not in _NO_ARRAYS]
         self._reals = [argument.name for argument in arguments if argument.role == "real"]
         self.native: _native.Operator = _native.Operator(
             name,
-            [
-                (
-                    getattr(_native.Role, argument.role.upper()),
-                    argument.name,
-                    [dtype.id for dtype in argument.dtypes],
-                    argument.optional,
-                )
-                for argument in arguments
-            ],
+            native_arguments(arguments),
             self._plan,
             lambda values: arrays.call(self.native, self.arguments, values, _simulating_on_host),
             arrays.framework_of,
@@ -149,8 +235,11 @@ class Operator:
         self.call: Callable[..., object] = self.native.entry()
         _operators[name] = self
 
-    def _plan(self, implementation: int, device: int, dtype_ids: tuple[int, ...], columns: int) -> _native.Plan:
+    def _plan(
+        self, implementation: int, device: int, dtype_ids: tuple[int, ...], columns: int, per_head: bool, margin: bool
+    ) -> _native.Plan:
         dtypes = {name: DTYPES.get(dtype) for name, dtype in zip(self._arrays, dtype_ids, strict=True)}
+        request = Request(self.name, dtypes, columns, per_head, margin)
         simulated = _simulated[implementation - _SIMULATOR] if implementation >= _SIMULATOR else None
         if simulated and device != arrays.HOST:
             raise ArgumentError(
@@ -158,47 +247,68 @@ class Operator:
             )
         on: Device = simulated or device
         if simulated.static if simulated else implementation == _STATIC:
-            entry, rule = self.family.static(dtypes, columns)
-            kernel = manager.get_static(self.family.name, entry.symbol, entry.params, on, self.family.static_program)
-            return self._native_plan(kernel, rule)
+            program = self.family.static_program
+            return self._native_plan(
+                [
+                    (manager.get_static(self.family.name, entry.symbol, entry.params, on, program), entry.params, rule)
+                    for entry, rule in self.family.static(request)
+                ]
+            )
         limits = simulated.limits if simulated else device_limits(device)
         while True:
-            spec, rule = self.family.specialise(dtypes, columns, limits)
-            kernel = manager.get(spec, on)
+            stages = self.family.specialise(request, limits)
+            kernels = [(manager.get(spec, on), spec.params, rule) for spec, rule in stages]
             try:
-                return self._native_plan(kernel, rule)
+                return self._native_plan(kernels)
             except LaunchError:
                 # A small GPU, or a part of one, may not hold so many CTAs together.
-                if rule.ctas_per_row == 1:
+                ctas_per_row = stages[0][1].ctas_per_row
+                if ctas_per_row == 1:
                     raise
-                limits = limits._replace(max_ctas_per_row=rule.ctas_per_row // 2)
+                limits = limits._replace(max_ctas_per_row=ctas_per_row // 2)
 
-    def _native_plan(self, kernel: Kernel, rule: LaunchRule) -> _native.Plan:
-        cooperative = rule.ctas_per_row > 1 and not rule.clusters
-        config = LaunchConfig(
-            grid=(rule.ctas_per_row, 1, 1),
-            block=(rule.threads, 1, 1),
-            cluster=(rule.ctas_per_row if rule.clusters else 1, 1, 1),
-            dynamic_shared_memory=rule.dynamic_shared_memory,
-            cooperative=cooperative,
-        )
-        resident = kernel.prepare(config)
-        if cooperative and resident < rule.ctas_per_row:
+    def _native_plan(self, kernels: Sequence[tuple[Kernel, Params, LaunchRule]]) -> _native.Plan:
+        # Operators that share a general kernel fill its parameters from arrays of their own: not kernel.params.
+        stages, resident = [], []
+        for kernel, params, rule in kernels:
+            config = LaunchConfig(
+                grid=(rule.ctas_per_row, 1, 1),
+                block=(rule.threads, 1, 1),
+                cluster=(rule.ctas_per_row if rule.clusters else 1, 1, 1),
+                dynamic_shared_memory=rule.dynamic_shared_memory,
+                cooperative=rule.cooperative,
+            )
+            resident.append(kernel.prepare(config))
+            # Those without a source, of arrays that this operator does not have, are zero.
+            fields = [self._fill(field.source, params.offsets[field.name]) for field in params.fields if field.source]
+            stages.append(
+                _native.Stage(
+                    kernel.launcher,
+                    config.block,
+                    config.cluster,
+                    config.dynamic_shared_memory,
+                    config.cooperative,
+                    fields,
+                    rule.columns_per_cta,
+                    rule.early,
+                )
+            )
+        kernel, _, rule = kernels[0]
+        if rule.cooperative and resident[0] < rule.ctas_per_row:
             raise LaunchError(
                 f"{kernel.symbol}: {rule.ctas_per_row} CTAs must be resident together; {kernel.where} can hold "
-                f"{resident}"
+                f"{resident[0]}"
             )
+        in_turn = rule.cooperative or rule.persistent
         return _native.Plan(
-            kernel.launcher,
-            config.block,
-            config.cluster,
-            config.dynamic_shared_memory,
-            cooperative,
-            [self._fill(field.source, kernel.params.offsets[field.name]) for field in kernel.params.fields],
+            stages,
             rule.rows_per_cta,
             rule.ctas_per_row,
-            resident // rule.ctas_per_row if cooperative else 2**31 - 1,
+            resident[0] // rule.ctas_per_row if in_turn else _native.Plan.ANY_GROUPS,
             rule.workspace_bytes,
+            rule.partial_bytes,
+            rule.whole_heads,
+            kernel.multiprocessors,
         )
 
     def _fill(self, source: str, offset: int) -> tuple[_native.Source, int, int]:

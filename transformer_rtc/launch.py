@@ -102,7 +102,7 @@ class Kernel:
         self.function = function
         self.launcher = launcher
         self.where = f"cuda:{device}" if isinstance(device, int) else str(device)
-        self._multiprocessors = multiprocessors
+        self.multiprocessors = multiprocessors
         # What a launch may have without asking; static shared memory is part of it.
         self._free_dynamic_shared = DEFAULT_DYNAMIC_SHARED - self.static_shared_memory
         loaded = self.function.parameter_bytes() if params.fields else -1
@@ -173,7 +173,7 @@ class Kernel:
                 resident = 0
         else:
             per_multiprocessor = self.max_active_ctas(config.block, config.dynamic_shared_memory)
-            resident = per_multiprocessor * self._multiprocessors
+            resident = per_multiprocessor * self.multiprocessors
         if resident == 0:
             raise LaunchError(
                 f"{self.symbol}: {size} CTAs of {config.block} threads with {config.dynamic_shared_memory} bytes of "

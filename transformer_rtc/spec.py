@@ -10,8 +10,11 @@ from typing import NamedTuple
 __all__ = [
     "ARCHITECTURES",
     "BFLOAT16",
+    "FLOAT8_E4M3",
+    "FLOAT8_E5M2",
     "FLOAT16",
     "FLOAT32",
+    "INT8",
     "DType",
     "DeviceLimits",
     "Field",
@@ -48,8 +51,11 @@ class DType(NamedTuple):
 FLOAT32 = DType("float32", 2 << 8 | 32, "f32", "float", 4)
 FLOAT16 = DType("float16", 2 << 8 | 16, "f16", "trtc::float16", 2)
 BFLOAT16 = DType("bfloat16", 4 << 8 | 16, "bf16", "trtc::bfloat16", 2)
+FLOAT8_E4M3 = DType("float8_e4m3fn", 10 << 8 | 8, "e4m3", "trtc::float8_e4m3", 1)
+FLOAT8_E5M2 = DType("float8_e5m2", 12 << 8 | 8, "e5m2", "trtc::float8_e5m2", 1)
+INT8 = DType("int8", 0 << 8 | 8, "i8", "trtc::int8", 1)
 
-DTYPES = {dtype.id: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16)}
+DTYPES = {dtype.id: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT8)}
 
 
 class DeviceLimits(NamedTuple):
@@ -115,7 +121,7 @@ class Field(NamedTuple):
     type : str
         ``"pointer"``, ``"int64"``, ``"int32"``, ``"uint32"`` or ``"float32"``.
     source : str
-        What an operator fills it with, such as ``"x.data"``; empty where the caller packs the value.
+        What an operator fills it with, such as ``"x.data"``; empty: zero, or where the caller packs the values.
     """
 
     name: str

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from cases import FAMILY
+from compiling import compile_together
 from frameworks import Torch
 
 import transformer_rtc
-from transformer_rtc import _native, device_limits, dispatch, static
+from transformer_rtc import _native, device_limits, dispatch, sources, static
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import DeviceNotFoundError
 from transformer_rtc.manager import KernelManager
 from transformer_rtc.ops import norms
+from transformer_rtc.settings import settings
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory to the others
 
@@ -57,22 +60,45 @@ def manager(tmp_path) -> KernelManager:
     return KernelManager(DiskCache(str(tmp_path)))
 
 
-class Limited:
-    """The family of norms on a device with smaller clusters than it has."""
+@pytest.fixture(scope="session", autouse=True)
+def compiled(request) -> None:
+    """Compile what the modules name as COMPILED, unless only a few tests are run."""
+    if NO_GPU or settings.force_static or len(request.session.items) < 100:
+        return
+    modules = {item.module for item in request.session.items}
+    compile_together((case for module in modules for case in getattr(module, "COMPILED", ())), device_limits(0))
+
+
+class Renamed:
+    """The family of norms, for an operator of another name."""
 
     name = FAMILY.name
 
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        self.static_program = FAMILY.static_program
+
+    def static(self, request):
+        return FAMILY.static(request._replace(operator=self.operator))
+
+    def specialise(self, request, limits):
+        return FAMILY.specialise(request._replace(operator=self.operator), limits)
+
+
+class Limited(Renamed):
+    """The family of norms on a device with smaller clusters than it has."""
+
     def __init__(self, max_cluster_size: int) -> None:
+        super().__init__("rms_norm")
         self.max_cluster_size = max_cluster_size
-        self.static, self.static_program = FAMILY.static, FAMILY.static_program
         self.rules: list[dispatch.LaunchRule] = []
 
-    def specialise(self, dtypes, columns, limits):
+    def specialise(self, request, limits):
         # Not more than dispatch asks for: where no such cluster can be resident, it tries smaller ones.
         size = min(self.max_cluster_size, limits.max_cluster_size)
-        spec, rule = FAMILY.specialise(dtypes, columns, limits._replace(max_cluster_size=size))
-        self.rules.append(rule)
-        return spec, rule
+        stages = super().specialise(request, limits._replace(max_cluster_size=size))
+        self.rules.append(stages[0][1])
+        return stages
 
 
 @pytest.fixture(params=[1, 2, 8, 16], ids=lambda size: f"cluster{size}" if size > 1 else "cooperative")
@@ -82,6 +108,28 @@ def limited(request):
         pytest.skip(f"this device has no clusters of {request.param}")
     family = Limited(request.param)
     name = f"rms_norm_limited_{request.param}"
-    operator = dispatch.Operator(name, family, norms._RMS_NORM.arguments)
-    yield lambda x, w, out=None, rstd=False: operator.call(x, w, 1e-6, 0.0, out, None, rstd, None), family
+    operator = dispatch.Operator(name, family, dispatch.operators()["rms_norm"].arguments)
+
+    def call(x, weight, out=None, rstd=False):
+        return operator.call(x, weight, None, 1e-6, 0.0, out, None, rstd, None, None, None, False, 0, None)
+
+    yield call, family
     del dispatch._operators[name]
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Have every operator take a correctly rounded square root, on the GPU and in the simulator."""
+    text = sources.texts()["ptx.cuh"]
+    approximate = re.findall(r'asm\("rsqrt\.approx[^;]*;"[^;]*;', text)
+    assert len(approximate) == 1
+    monkeypatch.setitem(sources.texts(), "ptx.cuh", text.replace(approximate[0], "result = __frsqrt_rn(value);"))
+    monkeypatch.setattr(dispatch, "manager", KernelManager(DiskCache(None)))
+    made = []
+    for name, operator in dispatch.operators().items():
+        if operator.family is FAMILY:
+            made.append(dispatch.Operator(f"{name}_exact", Renamed(name), operator.arguments))
+            monkeypatch.setattr(norms, f"_{name}", made[-1].call)
+    yield
+    for operator in made:
+        del dispatch._operators[operator.name]

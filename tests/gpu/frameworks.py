@@ -11,7 +11,7 @@ from reference import NUMPY_TYPES, random_rows, random_weight
 
 from transformer_rtc.spec import DType
 
-_BITS = {2: np.int16, 4: np.int32}
+_BITS = {1: np.int8, 2: np.int16, 4: np.int32}
 
 
 def bits(host: np.ndarray) -> np.ndarray:
@@ -58,9 +58,12 @@ class Torch(Framework):
     def host(self, array: Any) -> np.ndarray:
         assert type(array) is self.module.Tensor and array.is_cuda
         name = str(array.dtype).removeprefix("torch.")
-        integers = self.module.int32 if array.itemsize == 4 else self.module.int16
         numpy_type = next(found for dtype, found in NUMPY_TYPES.items() if dtype.name == name)
-        return array.contiguous().view(integers).cpu().numpy().view(numpy_type)
+        return self.integers(array).contiguous().cpu().numpy().view(numpy_type)
+
+    def integers(self, array: Any) -> Any:
+        """Return elements as integers, as `bits` does."""
+        return array.view(getattr(self.module, f"int{8 * array.itemsize}"))
 
 
 class Cupy(Framework):
@@ -120,8 +123,8 @@ class Guarded:
         if strides is None:
             strides = tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
         reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
-        integers = torch.int32 if dtype.bytes == 4 else torch.int16
-        # All bits set is a NaN of every type.
+        integers = getattr(torch, f"int{8 * dtype.bytes}")
+        # All bits set is a NaN of every type that has one.
         self._memory = torch.full((reach + offset + 2 * self.GUARD,), -1, dtype=integers, device="cuda")
         assert self._memory.data_ptr() % 512 == 0
         self._bits = torch.as_strided(self._memory, shape, strides, self.GUARD + offset)

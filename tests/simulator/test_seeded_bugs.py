@@ -11,19 +11,18 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 import pytest
 import reference
-from cases import Case
 
 from transformer_rtc import Field, Kernel, KernelManager, LaunchConfig, SimulatedDevice, SimulationError, sources
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.ops.norms import NormConfig, NormSpec
+from transformer_rtc.ops.norms import ForwardSpec, NormConfig
 from transformer_rtc.simulator.device import ORDERS
-from transformer_rtc.spec import FLOAT16, FLOAT32, KernelSpec, TextSpec
+from transformer_rtc.spec import FLOAT16, FLOAT32, DType, KernelSpec, TextSpec
 
 MANAGER = KernelManager(DiskCache(None))
 C_TYPES = {"f4": "float", "i4": "int", "u4": "unsigned"}
@@ -114,6 +113,15 @@ class Subject:
             np.testing.assert_array_equal(values[name], expected, name)
 
 
+class Case(NamedTuple):
+    rows: int
+    hidden: int
+    x: DType
+    weight: DType | None
+    out: DType
+    rstd: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Norm:
     """A kernel of this package on rows of random numbers, divided as no dispatch would, so that little does."""
@@ -127,7 +135,11 @@ class Norm:
     @property
     def spec(self) -> KernelSpec:
         case = self.case
-        return NormSpec("rms_norm_forward", case.x, case.weight, case.out, case.rstd, case.hidden, self.norm_config)
+        return ForwardSpec(
+            norm="rms_norm", input=case.x, weight=case.weight, bias=None, residual=None, adds="", output=case.out,
+            stores=("rstd",) if case.rstd else (), scale=False, per_head=False, repeats=False, hidden=case.hidden,
+            config=self.norm_config,
+        )  # fmt: skip
 
     @property
     def config(self) -> LaunchConfig:
@@ -849,7 +861,7 @@ GRID_LINES = ("to[i] = from", "out[i] = from")
 LAST_LINES = ("partials[block] = sum", "total += partials")
 RING_LINES = ("mine[thread] = x", "= theirs[31 - thread]")
 STAGE_LINES = ("trtc::copy_async<16>(", "= staged[127 - i]")
-SUM_LINES = ("= value;", "sum_lanes<slots>(")
+SUM_LINES = ("if (thread % 32 == 0) of_row", "reduce_lanes<Operation, slots>(")
 
 BUGS = (
     # Barriers of a CTA.
@@ -1284,7 +1296,7 @@ BUGS = (
     race(
         "a wait for the wrong parity",
         "async_push",
-        ("trtc_simulator::barrier_wait(barrier, 0)", "trtc_simulator::barrier_wait(barrier, 1)"),
+        ("trtc_simulator::barrier_wait(barrier, parity)", "trtc_simulator::barrier_wait(barrier, 1 - parity)"),
         file="ptx.cuh",
         at=("trtc::store_cluster_async", "sums[0] +"),
         kinds=EARLY + " exited_shared_memory",
@@ -1805,7 +1817,7 @@ BUGS = (
     race(
         "sums of warps are read without a barrier",
         "norm",
-        ("= value;\n      cta_barrier();", "= value;"),
+        ("values[i];\n      }\n      cta_barrier();", "values[i];\n      }"),
         file="reduce.cuh",
         at=SUM_LINES,
         kinds=EARLY,
@@ -1813,30 +1825,22 @@ BUGS = (
     race(
         "a row's sum is stored by every thread",
         "norm",
-        ("if (thread == 0 && rank == 0 && exists)", "if (rank == 0 && exists)"),
+        (
+            "(squares[0]);\n    }\n    const Rstd rstd = rstd_of(moments.squares, reciprocal_hidden, params.eps);\n"
+            "    const bool tells = thread == 0 &&",
+            "(squares[0]);\n    }\n    const Rstd rstd = rstd_of(moments.squares, reciprocal_hidden, params.eps);\n"
+            "    const bool tells =",
+        ),
         file="norms.cu",
-        at=("static_cast<float*>(params.rstd)[row] = rstd.high;\n    }\n\n    // An",),
     ),
     race(
         "a vector that others put together is copied without a barrier",
         "norm_misaligned",
-        ("        cta_barrier();\n        copy_from_shared", "        copy_from_shared"),
-        file="norms.cu",
+        ("    if (N == 1 || aligned) return;\n    cta_barrier();", "    if (N == 1 || aligned) return;"),
+        file="rows.cuh",
         kinds=EARLY,
     ),
-    race(
-        "the next chunk overwrites the last one",
-        "norm_chunks",
-        ("if constexpr (!one_chunk || Sum::repeats) cta_barrier();", ""),
-        file="norms.cu",
-    ),
-    race(
-        "one buffer for the sums of rows",
-        "norm_grid",
-        ("buffers = repeats ? 2 : 1", "buffers = 1"),
-        file="reduce.cuh",
-        orders=ORDERED,
-    ),
+    race("the next chunk overwrites the last one", "norm_chunks", ("if (again) cta_barrier();", ""), file="rows.cuh"),
     race(
         "the grid's sums are not acquired",
         "norm_grid",
@@ -1845,74 +1849,85 @@ BUGS = (
             "trtc_simulator::load_atomically(address, trtc_simulator::Order::relaxed)",
         ),
         file="ptx.cuh",
-        at=("store_relaxed_global(sums", "sum += load_relaxed_global"),
     ),
     race(
         "the grid's sums are not released",
         "norm_grid",
         ("(address, value, trtc_simulator::Order::release)", "(address, value, trtc_simulator::Order::relaxed)"),
         file="ptx.cuh",
-        at=("store_relaxed_global(sums", "sum += load_relaxed_global"),
     ),
     race(
         "threads do not wait for the one that meets the grid",
         "norm_grid",
-        ("      cta_barrier();\n      value = sum_strided", "      value = sum_strided"),
+        (
+            "      cta_barrier();\n#pragma unroll\n      for (int i = 0; i < Most; ++i) {\n        values[i] = load_r",
+            "#pragma unroll\n      for (int i = 0; i < Most; ++i) {\n        values[i] = load_r",
+        ),
         file="reduce.cuh",
-        at=("store_relaxed_global(sums", "sum += load_relaxed_global"),
     ),
     race(
         "a row's target is the one before",
         "norm_grid",
-        ("(round + 1u) *", "round *"),
+        ("(received / Buffers + 1u) *", "(received / Buffers) *"),
         file="reduce.cuh",
-        at=("store_relaxed_global(sums", "sum += load_relaxed_global"),
+    ),
+    race(
+        "the rows of a grid share a counter",
+        "norm_grid",
+        ("add_release_global(workspace->arrived + buffer, 1u)", "add_release_global(workspace->arrived, 1u)"),
+        ("load_acquire_global(workspace->arrived + buffer)", "load_acquire_global(workspace->arrived)"),
+        file="reduce.cuh",
     ),
     race(
         "CTAs store their sums to one place",
         "norm_grid",
-        ("store_relaxed_global(sums + rank, value)", "store_relaxed_global(sums, value)"),
+        (
+            "i * CtasPerRow + rank, values[i]);\n        }\n        add",
+            "i * CtasPerRow, values[i]);\n        }\n        add",
+        ),
         file="reduce.cuh",
-        at=("store_relaxed_global(sums,",),
     ),
     race(
         "groups of CTAs share a workspace",
         "norm_grid",
         (" + cta_index() / CtasPerRow;", ";"),
         file="reduce.cuh",
-        at=("store_relaxed_global(sums", "sum += load_relaxed_global"),
     ),
     race(
         "the cluster's sums are read without a wait",
         "norm_cluster",
-        ("      transaction_barrier_wait(all_here);\n", ""),
+        ("      transaction_barrier_wait(all_here + buffer, received / Buffers % 2);\n", ""),
         file="reduce.cuh",
         kinds=EARLY + " exited_shared_memory",
     ),
     race(
         "the cluster's barriers are used without a wait",
         "norm_cluster",
-        ("      cluster_wait();\n", ""),
+        ("      if (sent == 0) cluster_wait();\n      if (thread < CtasPerRow)", "      if (thread < CtasPerRow)"),
         ("      cluster_arrive_relaxed();  //", "      //"),
         file="reduce.cuh",
         kinds=EARLY,
-        at=("if (thread < CtasPerRow) store_cluster_async", "transaction_barrier_init(all_here"),
     ),
     race(
         "the cluster's barrier expects a sum too few",
         "norm_cluster",
-        ("(all_here, CtasPerRow * sizeof", "(all_here, (CtasPerRow - 1) * sizeof"),
+        ("(all_here + i, exchanged * sizeof", "(all_here + i, (exchanged - 1) * sizeof"),
         file="reduce.cuh",
         kinds=EARLY + " exited_shared_memory",
     ),
-    race("a row is read from shared memory without a wait", "norm_staged", ("  wait_async();\n", ""), file="norms.cu"),
+    race(
+        "a row is read from shared memory without a wait",
+        "norm_staged",
+        ("      wait_async();\n      if constexpr (Config::ragged)", "      if constexpr (Config::ragged)"),
+        file="norms.cu",
+    ),
     fault(
         "deadlock",
         "the cluster's barrier expects a sum too many",
         "norm_cluster",
-        ("(all_here, CtasPerRow * sizeof", "(all_here, (CtasPerRow + 1) * sizeof"),
+        ("(all_here + i, exchanged * sizeof", "(all_here + i, (exchanged + 1) * sizeof"),
         file="reduce.cuh",
-        at=("transaction_barrier_wait(all_here)",),
+        at=("transaction_barrier_wait(all_here + buffer",),
     ),
     fault(
         "deadlock",
@@ -1927,36 +1942,35 @@ BUGS = (
         "a ragged end is loaded as if it were whole",
         "norm",
         (
-            "const int count = exact ? N : columns - column;\n          value[k].load",
-            "const int count = N;\n          value[k].load",
+            "const int count = exact ? N : columns - column;\n          if constexpr (Config::added_before) {\n",
+            "const int count = N;\n          if constexpr (Config::added_before) {\n",
         ),
         file="norms.cu",
-        at=(
-            "value[k].load(x + column, count, x_aligned);\n          if constexpr (early",
-            "if constexpr (early_weight) weight",
-        ),
     ),
     fault(
         "out_of_bounds",
         "a ragged end is copied as if it were whole",
         "norm_staged",
         ("if (aligned && (Config::exact || column + N <= columns))", "if (aligned)"),
-        file="norms.cu",
-        at=("copy_async<InputVec::bytes>",),
+        file="rows.cuh",
+        at=("copy_async<Vec<T, N>::bytes>",),
     ),
     fault(
         "out_of_bounds",
         "a vector of the output straddles a row's end",
         "norm_padded",
-        ("exact || column < columns", "true"),
-        file="norms.cu",
-        at=("result.store(to",),
+        ("Config::exact || column < columns)", "true)"),
+        file="rows.cuh",
     ),
     fault(
         "out_of_bounds",
         "rows past the last one",
         "norm_rows",
-        ("Config::rows_per_cta == 1 || row < params.rows", "true"),
+        (
+            "\n    const int64 row = first_row + row_in_cta;\n"
+            "    const bool exists = Config::rows_per_cta == 1 || row < params.rows;",
+            "\n    const int64 row = first_row + row_in_cta;\n    const bool exists = true;",
+        ),
         file="norms.cu",
     ),
     fault(

@@ -10,300 +10,133 @@ import dataclasses
 import itertools
 import math
 import mmap
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import calls
 import numpy as np
 import pytest
 import reference
-from cases import CASES, COMBINATIONS, FAMILY, FLOATS, HIDDEN, Case
+from cases import (
+    BACKWARD,
+    BY_ROW,
+    CASES,
+    DELAYED,
+    FLOAT8,
+    FLOATS,
+    FORWARD,
+    Case,
+    division_of,
+    features,
+    layout_of,
+)
+from rigs import (
+    ALIGNED,
+    BITS,
+    EVERY_ARCHITECTURE,
+    MISALIGNED,
+    WITH_CLUSTERS,
+    WITHOUT_CLUSTERS,
+    Guarded,
+    assert_same_bits,
+    bits,
+    compile_together,
+    configured,
+    devices,
+    few,
+    hold,
+    reconfigured,
+    run,
+)
 
-from transformer_rtc import KernelManager, LaunchConfig, SimulatedDevice, dispatch, rms_norm, using
-from transformer_rtc.cache import DiskCache
-from transformer_rtc.ops import norms
-from transformer_rtc.ops.norms import NormConfig, NormSpec, configure
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, DType, Target
+from transformer_rtc import LaunchConfig, SimulatedDevice, layer_norm, rms_norm, using
+from transformer_rtc.ops.norms import NormConfig
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, INT8, DType
 
-EVERY_ARCHITECTURE = tuple(ARCHITECTURES)
-WITH_CLUSTERS = tuple(architecture for architecture, limits in ARCHITECTURES.items() if limits.max_cluster_size > 1)
-WITHOUT_CLUSTERS = tuple(architecture for architecture in ARCHITECTURES if architecture not in WITH_CLUSTERS)
-
-_BITS = {2: np.uint16, 4: np.uint32}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
-    """Give the operators a manager with a cache of the tests' own: images are shared by every order and every test."""
-    made = KernelManager(DiskCache(str(tmp_path_factory.mktemp("kernels"))))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "manager", made)
-        yield made
-
-
-# ---- Devices, memory, calls ----------------------------------------------------------------------------------------
-
-
-def devices(architecture: int, seeds: Sequence[int] = (1,), **options: Any) -> tuple[SimulatedDevice, ...]:
-    """Return the gate, which checks every access, and what numbers are tried with besides."""
-    return (
-        SimulatedDevice(architecture, checked=True, **options),
-        SimulatedDevice(architecture, order="last_in", **options),
-        *(SimulatedDevice(architecture, order="random", seed=seed, **options) for seed in seeds),
-    )
-
-
-def compile_together(kernels: KernelManager, spec: NormSpec, architecture: int) -> None:
-    """Compile both modes at once, on two cores."""
-    targets = [Target(architecture, mode) for mode in ("checked", "fast")]
-    with ThreadPoolExecutor(len(targets)) as pool:
-        list(pool.map(lambda target: kernels.image(spec, target), targets))
-
-
-def bits(array: np.ndarray) -> np.ndarray:
-    """Return elements as integers, so that NaN and the sign of zero count."""
-    return np.ascontiguousarray(array).view(_BITS[array.itemsize])
-
-
-class Guarded:
-    """An array of NaN, of any strides and alignment, in memory that must not change around it.
-
-    Parameters
-    ----------
-    shape, strides : tuple of int
-        Strides in elements, row-major by default.
-    dtype : DType
-        Of the elements.
-    offset : int
-        Elements beyond an address that is aligned to 256 bytes.
-    """
-
-    GUARD = 256  # elements on either side
-
-    def __init__(
-        self, shape: tuple[int, ...], dtype: DType, offset: int = 0, strides: tuple[int, ...] | None = None
-    ) -> None:
-        if strides is None:
-            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        ways = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-        low, high = sum(min(0, way) for way in ways), sum(max(0, way) for way in ways)
-        # All bits set is a NaN of every type.
-        memory = np.full(high - low + 1 + offset + 2 * self.GUARD + 256 // dtype.bytes, -1, f"i{dtype.bytes}")
-        to_aligned = -memory.ctypes.data % 256 // dtype.bytes
-        start = memory[to_aligned + self.GUARD + offset - low :]
-        self._memory = memory
-        self._bits = np.lib.stride_tricks.as_strided(start, shape, [stride * dtype.bytes for stride in strides])
-        self.array = self._bits.view(reference.NUMPY_TYPES[dtype])
-
-    def fill(self, values: np.ndarray) -> Guarded:
-        self._bits[...] = bits(values).view(self._bits.dtype).reshape(values.shape)
-        return self
-
-    def assert_intact_around(self) -> None:
-        """Check every byte that is not the array's; what the array held is lost."""
-        self._bits[...] = -1
-        changed = np.flatnonzero(self._memory != -1)
-        assert changed.size == 0, f"elements {changed[:8]} around the array were written, {changed.size} in all"
-
-
-def inputs(rng: np.random.Generator, case: Case) -> tuple[np.ndarray, np.ndarray | None]:
-    weight = None if case.weight is None else reference.random_weight(rng, case.hidden, case.weight)
-    return reference.random_rows(rng, (case.rows, case.hidden), case.x), weight
-
-
-# Offsets in elements of x, the weight and the output, and elements that pad their rows to a multiple.
-ALIGNED = (0, 0, 0, 16)
-MISALIGNED = (1, 3, 5, 1)
-Call = Callable[..., Any]
-
-
-def run(
-    call: Call, device: SimulatedDevice, case: Case, x: np.ndarray, weight: np.ndarray | None, layout: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Run a case on rows that lie as told, with NaN around every array."""
-    of_x, of_weight, of_out, multiple = layout
-    stride = -(-case.hidden // multiple) * multiple
-    x_there = Guarded(x.shape, case.x, of_x, (stride, 1)).fill(x)
-    weight_there = None if case.weight is None else Guarded((case.hidden,), case.weight, of_weight).fill(weight)
-    out = Guarded(x.shape, case.out, of_out, (stride, 1))
-    options = {"weight_offset": 0.5, "out": out.array, "return_rstd": case.rstd}
-    with using(device):
-        result = call(x_there.array, None if weight_there is None else weight_there.array, 1e-5, **options)
-    y, rstd = result if case.rstd else (result, None)
-    assert y is out.array
-    y = y.copy()
-    np.testing.assert_array_equal(bits(x_there.array), bits(x), err_msg=f"{device}: x was changed")
-    for array in (x_there, weight_there, out):
-        if array is not None:
-            array.assert_intact_around()
-    return y, rstd
-
-
-def hold(
-    call: Call,
-    on: Sequence[SimulatedDevice],
-    case: Case,
-    rng: np.random.Generator,
-    layouts: Sequence[tuple[int, ...]] = (MISALIGNED,),
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Hold a case to the bound of float64 on the first device, and every other device and layout to the same bits."""
-    x, weight = inputs(rng, case)
-    first: tuple[np.ndarray, np.ndarray | None] | None = None
-    for device, layout in itertools.product(on, layouts):
-        y, rstd = run(call, device, case, x, weight, layout)
-        if first is None:
-            expected, expected_rstd = reference.rms_norm(x, weight, 1e-5, 0.5)
-            reference.assert_close(y, expected, case.out)
-            if rstd is not None:
-                reference.assert_close(rstd, expected_rstd, FLOAT32, "rstd")
-            first = y, rstd
-            continue
-        what = f"{device!r}, layout {layout}"
-        np.testing.assert_array_equal(bits(y), bits(first[0]), err_msg=what)
-        if rstd is not None:
-            np.testing.assert_array_equal(bits(rstd), bits(first[1]), err_msg=f"rstd: {what}")
-    # A row's bits do not depend on how many there are.
-    alone, _ = run(call, on[0], case._replace(rows=1, rstd=False), x[-1:], weight, layouts[0])
-    if not case.rstd:
-        np.testing.assert_array_equal(bits(alone), bits(first[0][-1:]), err_msg="the last row alone")
-    return first
-
-
-class Configured:
-    """The family of norms with one configuration, whatever the device is like."""
-
-    name = FAMILY.name
-
-    def __init__(self, config: NormConfig) -> None:
-        self.config = config
-        self.static, self.static_program = FAMILY.static, FAMILY.static_program
-
-    def specialise(self, dtypes, columns, limits):
-        assert limits.max_ctas_per_row >= self.config.ctas_per_row, "the device cannot hold a row's CTAs together"
-        spec = NormSpec(
-            "rms_norm_forward", dtypes["x"], dtypes["weight"], dtypes["out"], dtypes["rstd"] is not None, columns,
-            self.config,
-        )  # fmt: skip
-        return spec, spec.launch_rule
-
-
-@contextlib.contextmanager
-def configured(config: NormConfig) -> Iterator[Call]:
-    """Give an rms_norm of one configuration."""
-    name = "rms_norm_configured"
-    operator = dispatch.Operator(name, Configured(config), norms._RMS_NORM.arguments)
-
-    def call(x, weight=None, eps=1e-6, *, weight_offset=0.0, out=None, out_dtype=None, return_rstd=False):
-        return operator.call(x, weight, eps, weight_offset, out, out_dtype, return_rstd, None)
-
-    try:
-        yield call
-    finally:
-        del dispatch._operators[name]
-
-
-def spec_of(case: Case, config: NormConfig) -> NormSpec:
-    return NormSpec("rms_norm_forward", case.x, case.weight, case.out, case.rstd, case.hidden, config)
-
+pytestmark = pytest.mark.usefixtures("kernels")
 
 # ---- The table of cases --------------------------------------------------------------------------------------------
 
 
+def _small(case: Case) -> Case:
+    """Return a case of fewer rows than a GPU gets: what many rows can show, few of a small grid do."""
+    return case.shorter(1 << 13, 37)
+
+
 def _chosen() -> dict[str, tuple[Case, int]]:
-    # Of each hidden size one case of one type and all of mixed ones, and every architecture in turn. Fewer rows than a
-    # GPU gets: what many rows can show, few of a small grid do.
-    found = {}
-    per_hidden = len(CASES) // len(HIDDEN)
-    for number, case in enumerate(CASES):
-        hidden_number, of_hidden = divmod(number, per_hidden)
-        if case.plain and of_hidden < len(FLOATS) and of_hidden != hidden_number % len(FLOATS):
-            continue
-        architecture = EVERY_ARCHITECTURE[(number + hidden_number) % len(EVERY_ARCHITECTURE)]
-        case = case._replace(rows=max(1, min(case.rows, (1 << 16) // case.hidden)))
-        found[f"sm_{architecture}-{case.name}"] = case, architecture
+    # Every type and option, every operator with every way to hold a row, and all that the table of configurations has,
+    # each on some architecture; and a size of TransformerEngine for each of its divisions.
+    found: dict[str, tuple[Case, int]] = {}
+    seen: set[tuple[Any, ...]] = set()
+    for number, case in enumerate(reversed(CASES)):
+        architecture = EVERY_ARCHITECTURE[number % len(EVERY_ARCHITECTURE)]
+        limits = ARCHITECTURES[architecture]
+        layout, division = layout_of(case, limits), division_of(case, limits)
+        new = {*features(case), (layout, case.operator), division}
+        if not new <= seen and case.hidden < (50_000 if case.backward else 300_000):
+            seen |= new
+            found[f"sm_{architecture}-{case.name}"] = _small(case), architecture
     return found
 
 
 CHOSEN = _chosen()
 
 
+def test_what_is_chosen_is_every_operator_type_option_and_layout():
+    seen = {feature for case, _ in CHOSEN.values() for feature in features(case)}
+    assert seen == {feature for case in CASES for feature in features(case)}
+    found = {(layout_of(case, ARCHITECTURES[on]), case.operator) for case, on in CHOSEN.values()}
+    layouts = ("warps", "shared", "ragged", "shared cluster", "shared grid", "ragged cluster", "ragged grid")
+    assert found >= set(itertools.product(layouts, BACKWARD)) and len(found) > 40
+
+
 @pytest.mark.parametrize("name", CHOSEN)
 def test_every_case_is_within_the_bound_and_has_the_same_bits_in_every_order(name, kernels, rng):
     case, architecture = CHOSEN[name]
-    compile_together(kernels, case.specialise(ARCHITECTURES[architecture])[0], architecture)
-    hold(rms_norm, devices(architecture), case, rng)
+    compile_together(kernels, case.stages(ARCHITECTURES[architecture]), architecture)
+    checked, *fast = devices(architecture)
+    # What checked mode sees, it sees in shorter rows.
+    hold([checked, *fast[: 1 if case.hidden > 1 << 14 else 2]] if case.hidden < 1 << 16 else fast, case, rng)
 
 
-@pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
-@pytest.mark.parametrize("number", range(len(CASES) // len(HIDDEN)))
-def test_the_general_kernels_are_within_the_bound_in_every_order(number, architecture, rng):
-    on = devices(architecture, static=True)
-    turn = EVERY_ARCHITECTURE.index(architecture)
-    for case in CASES[number :: len(CASES) // len(HIDDEN)][turn :: len(EVERY_ARCHITECTURE)]:
-        hold(rms_norm, on, case._replace(rows=max(1, min(case.rows, (1 << 16) // case.hidden))), rng)
-
-
-# ---- Every branch of the configuration table -----------------------------------------------------------------------
-
-
-def _branches() -> dict[str, tuple[int, Case]]:
-    """Return the smallest case that reaches each branch of `configure` on each architecture, once for equal kernels."""
-    most_vectors = {2**power for power in range(6)} | {most for most, *_ in norms._ONE_CTA}
-    most_vectors |= {ctas * threads * steps for ctas, threads, steps in norms._SHARED_ROW}
-    found: dict[str, tuple[int, Case]] = {}
-    seen = set()
-    combinations, types = itertools.cycle(COMBINATIONS), ((BFLOAT16, BFLOAT16), (FLOAT32, FLOAT32), (FLOAT16, FLOAT32))
-    for most, more, (architecture, limits) in itertools.product(sorted(most_vectors), (0, 1), ARCHITECTURES.items()):
-        x, out = types[len(found) % len(types)]
-        hidden = most * (16 // max(x.bytes, out.bytes)) + more
-        config = configure(hidden, x.bytes, out.bytes, limits)
-        held = config.ctas_per_row * config.threads_per_row * config.vector * config.steps
-        branch = (
-            min(config.threads_per_row, 33), config.steps, config.rows_per_cta, config.ctas_per_row, config.clusters,
-            config.in_shared, hidden > held,
-        )  # fmt: skip
-        if branch in seen:
-            continue
-        seen.add(branch)
-        _, weight, _, rstd = next(combinations)
-        case = Case(2 if hidden < 1 << 17 else 1, hidden, x, weight, out, rstd)
-        found[f"sm_{architecture}-{spec_of(case, config).symbol}"] = architecture, case
+def _general() -> list[Case]:
+    # The general kernels know nothing of layouts: every operator, type and option on rows of a warp and of a CTA.
+    found, seen = [], set()
+    for case in CASES:
+        new = {(case.hidden > 1024, *feature) for feature in features(case)}
+        if case.hidden < 5000 and not new <= seen:
+            seen |= new
+            found.append(_small(case))
     return found
 
 
-BRANCHES = _branches()
+GENERAL = _general()
 
 
-def test_the_branches_are_those_of_the_table():
-    configs = [
-        configure(case.hidden, case.x.bytes, case.out.bytes, ARCHITECTURES[on]) for on, case in BRANCHES.values()
-    ]
-    one_cta = {(config.steps, config.rows_per_cta, config.in_shared) for config in configs if config.ctas_per_row == 1}
-    assert one_cta >= {(steps, rows, in_shared) for _, steps, rows, in_shared in norms._ONE_CTA}
-    for clusters in (False, True):
-        shared = {(config.ctas_per_row, config.steps) for config in configs if config.clusters is clusters}
-        assert shared >= {(ctas, steps) for ctas, _, steps in norms._SHARED_ROW} - ({(8, 8)} if not clusters else set())
-        assert any(
-            config.clusters is clusters and not config.in_shared for config in configs if config.ctas_per_row > 1
-        )
+@pytest.mark.parametrize("operator", (*FORWARD, *BACKWARD))
+def test_the_general_kernels_are_within_the_bound_in_every_order(operator, rng):
+    on = devices(90, seeds=(), static=True)
+    for case in GENERAL:
+        if case.operator == operator:
+            hold(on, case, rng)
 
 
-@pytest.mark.parametrize("name", BRANCHES)
-def test_every_branch_of_the_configuration_table(name, kernels, rng):
-    architecture, case = BRANCHES[name]
-    compile_together(kernels, case.specialise(ARCHITECTURES[architecture])[0], architecture)
-    hold(rms_norm, devices(architecture), case, rng)
+def test_the_general_kernels_run_on_an_architecture_without_clusters(rng):
+    case = Case(3, 1500, FLOAT32, FLOAT16, FLOAT8[0], operator="layer_norm", bias=FLOAT32, scaling=DELAYED)
+    hold([SimulatedDevice(80, order="last_in", static=True)], case, rng)
 
 
+@pytest.mark.parametrize("operator", ["rms_norm", "layer_norm", "layer_norm_backward"])
 @pytest.mark.parametrize("hidden", [7, 1000, 16384])
-def test_every_architecture_gives_the_same_bits_where_a_row_is_one_ctas(hidden, kernels, rng):
-    case = Case(3, hidden, BFLOAT16, FLOAT32, BFLOAT16, True)
-    config = configure(hidden, 2, 2, ARCHITECTURES[80])
-    assert all(configure(hidden, 2, 2, limits) == config for limits in ARCHITECTURES.values())
-    for architecture in EVERY_ARCHITECTURE:
-        compile_together(kernels, spec_of(case, config), architecture)
-    on = [device for architecture in EVERY_ARCHITECTURE for device in devices(architecture, seeds=())]
-    hold(rms_norm, on, case, rng)
+def test_every_architecture_gives_the_same_bits_where_a_row_is_one_ctas(hidden, operator, kernels, rng):
+    case = Case(3, hidden, BFLOAT16, FLOAT32, BFLOAT16, operator in FORWARD, operator)
+    by_division: dict[Any, list[int]] = {}
+    for architecture, limits in ARCHITECTURES.items():
+        by_division.setdefault(case.specialise(limits)[0].config, []).append(architecture)
+    same = max(by_division.values(), key=len)
+    assert len(same) >= 2
+    for architecture in same:
+        compile_together(kernels, case.stages(ARCHITECTURES[architecture]), architecture)
+    hold([device for architecture in same for device in devices(architecture, seeds=())], case, rng)
 
 
 # ---- Configurations that only small rows can try -------------------------------------------------------------------
@@ -336,7 +169,7 @@ ONE_CTA = (
 )
 # (CTAs of a row, threads, vector, steps, in shared memory, chunks, how far the last chunk is filled).
 MANY_CTAS = (
-    (2, 32, 8, 1, False, 1, "whole"),
+    (2, 64, 8, 1, False, 1, "whole"),
     (2, 64, 8, 2, False, 1, "whole"),
     (2, 96, 4, 2, True, 1, "less_one"),
     (2, 64, 2, 3, False, 3, "one"),
@@ -348,49 +181,102 @@ MANY_CTAS = (
     (8, 64, 8, 4, False, 4, "less_one"),
     (16, 96, 4, 6, True, 1, "less_one"),
     (16, 64, 8, 8, True, 1, "half"),
-    (16, 32, 8, 4, False, 3, "one"),
+    (16, 64, 8, 4, False, 3, "one"),
     (8, 544, 1, 1, False, 2, "half"),
 )
+# Backward: (CTAs of a row, threads of each, rows of a CTA, vector, steps, stages, how far the row is filled).
+IN_TURN = (
+    (1, 1, 32, 1, 1, 4, "whole"),
+    (1, 2, 16, 8, 2, 3, "less_one"),
+    (1, 8, 12, 4, 3, 2, "half"),
+    (1, 32, 3, 8, 2, 1, "whole"),
+    (1, 32, 8, 2, 5, 3, "one"),
+    (1, 64, 1, 8, 2, 3, "whole"),
+    (1, 96, 1, 4, 3, 2, "less_one"),
+    (1, 160, 1, 2, 4, 1, "half"),
+    (1, 544, 1, 8, 1, 4, "less_one"),
+    (1, 1024, 1, 4, 2, 2, "whole"),
+    (2, 64, 1, 8, 2, 3, "whole"),
+    (2, 96, 1, 4, 3, 2, "less_one"),
+    (4, 64, 1, 2, 5, 1, "half"),
+    (8, 96, 1, 8, 2, 4, "less_one"),
+    (16, 64, 1, 4, 1, 3, "half"),
+)
 
 
-def _shaped(number: int, ctas: int, threads: int, rows: int, shape: tuple[Any, ...]) -> tuple[Case, NormConfig]:
-    vector, steps, in_shared, chunks, filled = shape
-    # A step that shares no factor with the table's 72 combinations goes through all of them.
-    x, weight, out, rstd = COMBINATIONS[number * 29 % len(COMBINATIONS)]
-    vector = min(vector, 16 // max(x.bytes, out.bytes))
-    if in_shared:
-        vector = max(vector, 4 // x.bytes)  # no copy to shared memory is shorter
-    config = NormConfig(threads, rows, vector, steps, ctas, in_shared=in_shared)
+def _drawn(number: int, operator: str, heads: int) -> Case:
+    """Return a case of every type and option in turn, without rows and columns."""
+    # Steps that share no factor with what they step through.
+    x, weight, bias, residual, dy = (FLOATS[number // 3**power % 3] for power in range(5))
+    out = (*FLOATS, *FLOAT8, INT8)[number % (3 if operator in BACKWARD or operator.endswith("_add") else 6)]
+    case = Case(1, 1, x, weight if number % 4 else None, out, number % 3 > 0, operator, heads=heads, weight_offset=0.5)
+    if operator in BACKWARD:
+        wanted = ((1, 1, 1), (1, 1, 0), (0, 1, 1), (1, 0, 0), (0, 0, 1))[number % 5]
+        return case._replace(
+            dy=dy, residual=residual if number % 2 else None, out=out if wanted[0] else None, bias=None,
+            dweight=weight if wanted[1] else None, dbias=weight if wanted[2] else None,
+            heads=heads if case.weight else 0,
+        )  # fmt: skip
+    scaling = BY_ROW if out is INT8 or (out in FLOAT8 and number % 5 == 0) else DELAYED if out in FLOAT8 else ()
+    return case._replace(
+        bias=bias if number % 2 else None, residual=residual if case.adds else None, mean=case.centred,
+        scaling=scaling, heads=heads if number % 4 or number % 2 else 0,
+    )  # fmt: skip
+
+
+def _shaped(number: int, operator: str, ctas: int, threads: int, rows: int, shape: tuple[Any, ...]) -> Any:
+    vector, steps, in_shared, chunks, filled, stages = shape
+    case = _drawn(number, operator, (0, 0, 3)[number % 3])
+    of_rows = [dtype for name, dtype in case.types.items() if dtype and calls.shape_of(case, name) == case.shape]
+    vector = min(vector, 16 // max(dtype.bytes for dtype in of_rows))
+    if in_shared:  # no copy to shared memory is shorter
+        brought = [case.types[name] for name in ("dy", "x", "residual", "dresidual") if case.types.get(name)]
+        vector = max(vector, 4 // min(dtype.bytes for dtype in brought))
+    config = NormConfig(threads, rows, vector, steps, ctas, in_shared=in_shared, stages=stages)
     capacity = ctas * threads * vector * steps
     last = {"whole": capacity, "less_one": capacity - 1, "half": capacity // 2 + 1, "one": 1}[filled]
-    return Case(3 * rows + 1, capacity * (chunks - 1) + last, x, weight, out, rstd), config
+    heads = max(1, case.heads)
+    return case._replace(rows=(3 * rows + heads) // heads * heads, hidden=capacity * (chunks - 1) + last), config
 
 
-def _named(found: list[tuple[Case, NormConfig]]) -> dict[str, tuple[Case, NormConfig]]:
-    return {spec_of(case, config).symbol.removeprefix("rms_norm_forward_"): (case, config) for case, config in found}
+def _all_shaped() -> dict[str, tuple[Case, NormConfig]]:
+    found = []
+    for number, (threads, rows, vector, steps, in_shared, chunks, filled) in enumerate(ONE_CTA):
+        shape = (vector, steps, in_shared, chunks, filled, 0)
+        found.append(_shaped(number * 7, FORWARD[number % len(FORWARD)], 1, threads, rows, shape))
+    for number, (ctas, threads, vector, steps, in_shared, chunks, filled) in enumerate(MANY_CTAS):
+        shape = (vector, steps, in_shared, chunks, filled, 0)
+        found.append(_shaped(number * 7 + 3, FORWARD[number % len(FORWARD)], ctas, threads, 1, shape))
+    for number, (ctas, threads, rows, vector, steps, stages, filled) in enumerate(IN_TURN):
+        shape = (vector, steps, True, 1, filled, stages)
+        found.append(_shaped(number * 7 + 1, BACKWARD[number % len(BACKWARD)], ctas, threads, rows, shape))
+    return {f"{config.symbol}-{case.name}": (case, config) for case, config in found}
 
 
-SMALL = _named([_shaped(number, 1, shape[0], shape[1], shape[2:]) for number, shape in enumerate(ONE_CTA)])
-SHARED = _named(
-    [_shaped(number, shape[0], shape[1], 1, shape[2:]) for number, shape in enumerate(MANY_CTAS, len(ONE_CTA))]
-)
+SHAPED = _all_shaped()
+SMALL = {name: shaped for name, shaped in SHAPED.items() if shaped[1].ctas_per_row == 1}
+SHARED = {name: shaped for name, shaped in SHAPED.items() if shaped[1].ctas_per_row > 1}
+
+
+def stages_of(case: Case, config: NormConfig, architecture: int) -> Any:
+    return reconfigured(case.stages(ARCHITECTURES[architecture]), config)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_one_cta_with_any_number_of_chunks_steps_warps_and_rows(name, kernels, rng):
     case, config = SMALL[name]
-    architecture = EVERY_ARCHITECTURE[list(SMALL).index(name) % len(EVERY_ARCHITECTURE)]
-    compile_together(kernels, spec_of(case, config), architecture)
-    with configured(config) as call:
-        hold(call, devices(architecture, seeds=(1, 2)), case, rng, (ALIGNED, MISALIGNED))
-
-
-def few(architecture: int, spec: NormSpec) -> int:
-    """Return the fewest multiprocessors that hold a row's CTAs together."""
-    # A kernel's static shared memory is some hundred bytes.
-    rule = spec.launch_rule
-    held = SimulatedDevice(architecture).max_active_ctas(rule.threads, rule.dynamic_shared_memory + 1024)
-    return -(-rule.ctas_per_row // held)
+    turn = list(SMALL).index(name)
+    # Rows in shared memory are longer than some architectures have.
+    able = [
+        architecture
+        for architecture, limits in ARCHITECTURES.items()
+        if stages_of(case, config, architecture)[0][1].dynamic_shared_memory + 2048 <= limits.shared_memory_per_cta
+    ]
+    architecture = able[turn % len(able)]
+    compile_together(kernels, stages_of(case, config, architecture), architecture)
+    # Backward, two groups or so take all rows in turn.
+    with configured(case.operator, config):
+        hold(devices(architecture, seeds=(2,), multiprocessors=1), case, rng, (ALIGNED, MISALIGNED))
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -403,70 +289,79 @@ def test_ctas_that_share_a_row_give_the_same_bits_in_a_cluster_and_in_a_grid(nam
         if ARCHITECTURES[architecture].max_cluster_size >= config.ctas_per_row
     ]  # fmt: skip
     in_cluster = able[turn % len(able)]
-    x, weight = inputs(rng, case._replace(rows=3))
+    heads = max(1, case.heads)
+    given = calls.make_inputs(rng, case._replace(rows=heads))
     answers = []
-    ways = [(in_cluster, True)]
-    # In a grid, nothing but a barrier of several warps orders a round's reads before a later round's writes.
-    if config.threads_per_row > 32:
-        ways.append((in_grid, False))
-    for architecture, clusters in ways:
+    for architecture, clusters in ((in_cluster, True), (in_grid, False)):
         ours = dataclasses.replace(config, clusters=clusters)
-        spec = spec_of(case, ours)
-        compile_together(kernels, spec, architecture)
-        multiprocessors = few(architecture, spec)
-        on = devices(architecture, seeds=(1, 2), multiprocessors=multiprocessors)
-        rule = spec.launch_rule
+        stages = stages_of(case, ours, architecture)
+        compile_together(kernels, stages, architecture)
+        spec, rule = stages[0]
+        multiprocessors = few(architecture, rule)
+        on = devices(architecture, seeds=(2,), multiprocessors=multiprocessors)
         resident = multiprocessors * kernels.get(spec, on[0]).max_active_ctas(
             (rule.threads, 1, 1), rule.dynamic_shared_memory
         )
         # In a grid, each group of CTAs takes four rows, one after the other, or one more than another group does.
         rows = 5 if clusters else 3 * (resident // config.ctas_per_row) + 1
-        with configured(ours) as call:
-            hold(call, on, case._replace(rows=rows), rng, (ALIGNED, MISALIGNED))
-            answers.append(run(call, on[0], case._replace(rows=3), x, weight, ALIGNED))
-    for y, rstd in answers[1:]:
-        np.testing.assert_array_equal(bits(y), bits(answers[0][0]))
-        if rstd is not None:
-            np.testing.assert_array_equal(bits(rstd), bits(answers[0][1]))
+        rows = -(-rows // heads) * heads
+        with configured(case.operator, ours):
+            hold(on, case._replace(rows=rows), rng, (ALIGNED, MISALIGNED))
+            answers.append(run(on[0], case._replace(rows=heads), given))
+    assert_same_bits(answers[1], answers[0], "a grid instead of a cluster")
 
 
 def test_a_grid_with_workspace_launched_by_hand(kernels, rng):
     # One group of two CTAs takes seven rows of five chunks, and the caller is the one who zeroes the workspace.
     config = NormConfig(64, 1, 4, 2, 2)
     rows, hidden = 7, 4 * 64 * 8 * 2 + 100
-    case = Case(rows, hidden, FLOAT32, FLOAT32, FLOAT32, True)
-    spec = spec_of(case, config)
-    x, weight = inputs(rng, case)
-    expected, expected_rstd = reference.rms_norm(x, weight, 1e-5, 0.25)
-    launch = LaunchConfig((2, 1, 1), (64, 1, 1), (1, 1, 1), spec.launch_rule.dynamic_shared_memory, cooperative=True)
+    case = Case(rows, hidden, FLOAT32, FLOAT32, FLOAT32, True, "layer_norm", mean=True, weight_offset=0.25)
+    ((spec, rule),) = stages_of(case, config, 80)
+    given = calls.make_inputs(rng, case)
+    launch = LaunchConfig((2, 1, 1), (64, 1, 1), (1, 1, 1), rule.dynamic_shared_memory, cooperative=True)
     seen = []
     for device in devices(80):
-        y, rstd = np.full_like(x, np.nan), np.full(rows, np.nan, np.float32)
-        workspace = np.zeros(spec.launch_rule.workspace_bytes, np.uint8)
+        results = {"out": np.full_like(given["x"], np.nan)}
+        results |= {name: np.full(rows, np.nan, np.float32) for name in ("mean", "rstd")}
+        workspace = np.zeros(rule.workspace_bytes, np.uint8)
         kernels.get(spec, device).launch(
             launch,
             {
-                "x": x, "weight": weight, "out": y, "rstd": rstd, "x_outer_stride": hidden, "x_inner_stride": 0,
-                "out_outer_stride": hidden, "out_inner_stride": 0, "rows": rows, "inner_count": 1, "inner_magic": 0,
-                "inner_shift": 0, "eps": 1e-5, "weight_offset": 0.25, "workspace": workspace,
+                **given, **results, "x_outer_stride": hidden, "x_inner_stride": 0, "out_outer_stride": hidden,
+                "out_inner_stride": 0, "rows": rows, "inner_count": 1, "inner_magic": 0, "inner_shift": 0,
+                "eps": calls.EPS, "weight_offset": 0.25, "workspace": workspace,
             },
         )  # fmt: skip
-        assert workspace[:4].view(np.uint32)[0] == 2 * rows, "each CTA has arrived once for each row"
-        seen.append((y, rstd))
-    reference.assert_close(seen[0][0], expected, FLOAT32)
-    reference.assert_close(seen[0][1], expected_rstd, FLOAT32, "rstd")
-    for y, rstd in seen[1:]:
-        np.testing.assert_array_equal(bits(y), bits(seen[0][0]))
-        np.testing.assert_array_equal(bits(rstd), bits(seen[0][1]))
+        arrived = workspace[:8].view(np.uint32)  # for each of two buffers, used in turn
+        assert list(arrived) == [2 * 4, 2 * 3], "each CTA has arrived once for each row"
+        seen.append(results)
+    calls.hold_within(case, seen[0], calls.expect(case, given))
+    for results in seen[1:]:
+        assert_same_bits(results, seen[0], "another order")
+
+
+_IN_GRID = NormConfig(64, 1, 4, 2, 4, in_shared=True, stages=3)
+_IN_CLUSTER = dataclasses.replace(_IN_GRID, clusters=True)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "hidden"), [(80, 257), (89, 5000), (80, 33_000), (90, 33_000), (100, 65_537), (120, 65_537)]
+    ("architecture", "hidden", "operator", "config"),
+    [
+        (80, 257, "rms_norm", None),
+        (80, 33_000, "layer_norm", None),
+        (90, 33_000, "rms_norm", None),
+        (120, 65_537, "layer_norm", None),
+        (90, 1000, "layer_norm_backward", None),
+        (89, 2000, "layer_norm_backward", _IN_GRID),
+        (100, 2000, "rms_norm_backward", _IN_CLUSTER),
+    ],
 )
-def test_twenty_random_orders(architecture, hidden, kernels, rng):
-    case = Case(5, hidden, FLOAT32, BFLOAT16, FLOAT16, True)
-    on = devices(architecture, seeds=range(20), multiprocessors=8)
-    hold(rms_norm, on, case, rng)
+def test_twenty_random_orders(architecture, hidden, operator, config, rng):
+    weights = BFLOAT16 if operator in BACKWARD else None
+    case = Case(23, hidden, FLOAT32, BFLOAT16, FLOAT16, True, operator, dweight=weights, dbias=weights)
+    # Fewer multiprocessors than rows: one group has several.
+    with contextlib.nullcontext() if config is None else configured(operator, config):
+        hold(devices(architecture, seeds=range(20), multiprocessors=2 if config else 8), case.shorter(1 << 18), rng)
 
 
 # ---- Where rows lie ------------------------------------------------------------------------------------------------
@@ -474,86 +369,77 @@ def test_twenty_random_orders(architecture, hidden, kernels, rng):
 _SOME_HIDDEN = (1, 2, 3, 7, 8, 31, 64, 129, 256, 1000, 1021, 4096, 4097, 16384, 16411)
 
 
+def _anywhere(number: int, hidden: int) -> Case:
+    """Return a case of an operator that reads and writes several arrays of rows, of one type or of two."""
+    operator = ("add_layer_norm", "rms_norm_backward", "rms_norm_add", "layer_norm_backward", "rms_norm")[number % 5]
+    x = FLOATS[number % 3]
+    other = FLOATS[(number // 2) % 3]
+    back = operator in BACKWARD
+    return Case(
+        3, hidden, x, other, other, not back, operator, bias=None if back else x, dy=other if back else None,
+        residual=None if operator == "rms_norm" else other, dweight=x if back else None, weight_offset=0.5,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
-@pytest.mark.parametrize(
-    ("hidden", "dtype"),
-    list(zip(_SOME_HIDDEN, itertools.cycle(FLOATS))),
-    ids=lambda value: getattr(value, "symbol", None),
-)
-def test_every_alignment_gives_the_same_bits_and_writes_nothing_else(hidden, dtype, static, kernels, rng):
-    case = Case(3, hidden, dtype, dtype, dtype, True)
+@pytest.mark.parametrize("number", range(len(_SOME_HIDDEN)), ids=lambda number: str(_SOME_HIDDEN[number]))
+def test_every_alignment_gives_the_same_bits_and_writes_nothing_else(number, static, kernels, rng):
+    hidden = _SOME_HIDDEN[number]
+    case = _anywhere(number, hidden)
     on = devices(80, seeds=(), static=static)
     if not static:
-        compile_together(kernels, case.specialise(ARCHITECTURES[80])[0], 80)
-    # Offsets of x, weight and out, each alone and together, and rows padded by an odd number of elements as well.
+        compile_together(kernels, case.stages(ARCHITECTURES[80]), 80)
+    # Offsets of rows, columns and outputs, each alone and together, and rows padded by an odd number of elements.
     layouts = [ALIGNED]
     for offset in range(1, 9):
         layouts += [(offset, 0, 0, 16), (0, offset, 0, 16), (0, 0, offset, 16), (offset, offset, offset, 1)]
         layouts += [(offset, 0, 8 - offset, 7)]
-    hold(rms_norm, on, case, rng, layouts if hidden <= 4097 else layouts[::4])
+    hold(on, case, rng, layouts if hidden < 4000 else layouts[::4])
 
 
-@pytest.mark.parametrize("out_type", FLOATS, ids=lambda dtype: f"out_{dtype.symbol}")
+@pytest.mark.parametrize("out_type", (*FLOATS, *FLOAT8, INT8), ids=lambda dtype: f"out_{dtype.symbol}")
 @pytest.mark.parametrize("x_type", FLOATS, ids=lambda dtype: dtype.symbol)
 def test_a_misaligned_output_of_another_type(x_type, out_type, rng):
-    for hidden in (2, 127, 4096):
-        case = Case(3, hidden, x_type, x_type, out_type, False)
+    scaling = BY_ROW if out_type is INT8 else DELAYED if out_type in FLOAT8 else ()
+    for hidden in (127, 4096):
+        case = Case(3, hidden, x_type, x_type, out_type, scaling=scaling)
         layouts = [ALIGNED, *((0, 0, offset, hidden + offset) for offset in (1, 2, 3, 5))]
-        hold(rms_norm, devices(90, seeds=()), case, rng, layouts)
-
-
-def _same_in_place(device: SimulatedDevice, x: np.ndarray, weight: np.ndarray, expected: np.ndarray) -> None:
-    with using(device):
-        assert rms_norm(x, weight, out=x) is x
-    np.testing.assert_array_equal(bits(x), bits(expected), err_msg=str(device))
-
-
-@pytest.mark.parametrize("hidden", (1, 7, 128, 1000, 4097, 16385, 65537))
-@pytest.mark.parametrize("architecture", [80, 90])
-def test_in_place_gives_the_same_bits(hidden, architecture, rng):
-    dtype = FLOATS[hidden % 3]
-    x, weight = inputs(rng, Case(5, hidden, dtype, dtype, dtype, False))
-    for static in (False, True):
-        on = devices(architecture, static=static)
-        with using(on[0]):
-            expected = rms_norm(x, weight)
-        for device, offset in itertools.product(on, (0, 1)):
-            there = Guarded(x.shape, dtype, offset).fill(x)
-            _same_in_place(device, there.array, weight, expected)
-            there.assert_intact_around()
+        hold(devices(90, seeds=()), case, rng, layouts)
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
 @pytest.mark.parametrize(("hidden", "dtype"), [(64, BFLOAT16), (80, FLOAT16), (127, FLOAT32)])
 def test_heads_inside_a_packed_qkv(hidden, dtype, static, rng):
     tokens, heads = 5, 3
-    x, weight = inputs(rng, Case(tokens * 3 * heads, hidden, dtype, FLOAT32, dtype, False))
-    x = x.reshape(tokens, 3 * heads, hidden)
-    expected = reference.rms_norm(x, weight)[0]
+    case = Case(tokens * 3 * heads, hidden, dtype, FLOAT32, dtype, True, heads=3 * heads)
+    given = calls.make_inputs(rng, case)
+    x, weight = given["x"], given["weight"][:heads]
+    expected = reference.forward(False, x.reshape(tokens, 3, heads, hidden), weight, out=dtype)["out"]
+    q_of, k_of, v_of = (slice(part * heads, (part + 1) * heads) for part in range(3))
     results = []
-    for device in devices(89, static=static):
+    for device in devices(89, seeds=(), static=static):
         packed = Guarded(x.shape, dtype, 1).fill(x)
-        q, k, v = (packed.array[:, part * heads : (part + 1) * heads] for part in range(3))
+        q, k, v = (packed.array[:, part] for part in (q_of, k_of, v_of))
         with using(device):
             y, rstd = rms_norm(k, weight, return_rstd=True)
             assert y.flags.c_contiguous and rstd.shape == (tokens, heads)
-            reference.assert_close(y, expected[:, heads : 2 * heads], dtype)
+            reference.assert_within(y, expected[:, 1], dtype)
             # From v into k, and in place: q stays as it is.
             assert rms_norm(v, weight, out=k) is k
             rms_norm(v, weight, out=v)
-        np.testing.assert_array_equal(bits(q), bits(x[:, :heads]))
+        np.testing.assert_array_equal(bits(q), bits(x[:, q_of]))
         np.testing.assert_array_equal(bits(k), bits(v))
-        reference.assert_close(v, expected[:, 2 * heads :], dtype)
-        results.append(bits(y))
+        reference.assert_within(v, expected[:, 2], dtype)
+        results.append({"out": y})
         packed.assert_intact_around()
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
+    for found in results[1:]:
+        assert_same_bits(found, results[0], "another order")
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
 def test_two_strides_in_any_order_backwards_and_without_end(static, rng):
-    x, weight = inputs(rng, Case(6 * 10 * 7, 200, FLOAT32, FLOAT32, FLOAT32, False))
-    x = x.reshape(6, 10, 7, 200)
+    x = reference.random_rows(rng, (6, 10, 7, 200), FLOAT32)
+    weight = reference.random_weight(rng, 200, FLOAT32)
     views = {
         "every seventh": x[:, :, 3],
         "a block": x[2:, 1:9],
@@ -569,37 +455,37 @@ def test_two_strides_in_any_order_backwards_and_without_end(static, rng):
         "all one row": np.broadcast_to(x[3, 3, 3], (4, 5, 200)),
     }
     for name, view in views.items():
-        expected = reference.rms_norm(view, weight)[0]
+        expected = reference.forward(True, view, weight)["out"]
         answers = []
-        for device in devices(100, static=static):
+        for device in devices(100, seeds=(), static=static):
             out = Guarded(view.shape, FLOAT32)
             with using(device):
-                y = rms_norm(view, weight)
-                assert rms_norm(view, weight, out=out.array) is out.array
+                y = layer_norm(view, weight, eps=1e-6)
+                assert layer_norm(view, weight, eps=1e-6, out=out.array) is out.array
             assert y.shape == view.shape and y.flags.c_contiguous, name
             np.testing.assert_array_equal(bits(out.array), bits(y), err_msg=name)
             out.assert_intact_around()
             answers.append(y)
-        reference.assert_close(answers[0], expected, FLOAT32, name)
+        reference.assert_within(answers[0], expected, FLOAT32, name)
         for y in answers[1:]:
             np.testing.assert_array_equal(bits(y), bits(answers[0]), err_msg=name)
 
 
 def test_outputs_of_any_strides(rng):
-    x, weight = inputs(rng, Case(5 * 6, 100, FLOAT32, FLOAT32, FLOAT32, False))
-    x = x.reshape(5, 6, 100)
+    x = reference.random_rows(rng, (5, 6, 100), FLOAT32)
+    expected = reference.forward(False, x)["out"]
     memory = np.empty((5, 9, 111), np.float32)
     for place in (
         (slice(None), slice(2, 8), slice(7, 107)),
         (slice(None, None, -1), slice(1, 7), slice(3, 103)),
         (slice(None), slice(7, 1, -1), slice(3, 103)),
     ):
-        for device in devices(120):
+        for device in devices(120, seeds=()):
             memory.fill(np.nan)
             out = memory[place]
             with using(device):
-                assert rms_norm(x, weight, out=out) is out
-            reference.assert_close(out, reference.rms_norm(x, weight)[0], FLOAT32)
+                assert rms_norm(x, out=out) is out
+            reference.assert_within(out, expected, FLOAT32)
             out.fill(np.nan)
             assert np.isnan(memory).all()
 
@@ -617,13 +503,15 @@ def sparse(elements: int, dtype: DType) -> np.ndarray:
 
 _FAR = (2**31 + 24, 2**32 + 8, 2**32 + 1)
 # What a row of 1000 columns is for kernels of one CTA, of a cluster and of a grid, of several rows in a CTA, and in
-# shared memory.
+# shared memory; and backward.
 _FAR_CONFIGS = {
-    "narrow": NormConfig(8, 4, 8, 2),
+    "narrow": NormConfig(8, 4, 8, 16),
     "shared": NormConfig(64, 1, 8, 2, in_shared=True),
-    "cluster": NormConfig(64, 1, 4, 1, 2, clusters=True),
-    "grid": NormConfig(64, 1, 4, 1, 2),
+    "cluster": NormConfig(64, 1, 4, 2, 2, clusters=True),
+    "grid": NormConfig(64, 1, 4, 2, 2),
     "general": None,
+    "backward": NormConfig(64, 1, 8, 2, in_shared=True, stages=2),
+    "general backward": None,
 }
 
 
@@ -632,12 +520,12 @@ _FAR_CONFIGS = {
 def test_rows_and_heads_farther_apart_than_32_bits_reach(stride, name, rng):
     config, rows, heads, hidden = _FAR_CONFIGS[name], 4, 3, 1000
     dtype = BFLOAT16 if name != "grid" else FLOAT16
-    x, _ = inputs(rng, Case(rows * heads, hidden, dtype, None, dtype, False))
-    expected = reference.rms_norm(x)[0]
-    strided = np.lib.stride_tricks.as_strided
+    operator = "rms_norm_backward" if "backward" in name else "rms_norm"
+    case = Case(rows * heads, hidden, dtype, None, dtype, operator=operator, dy=dtype if "backward" in name else None)
+    given = calls.make_inputs(rng, case)
     size = dtype.bytes
-    on = devices(90 if name != "grid" else 80, seeds=(), static=config is None)
-    with contextlib.nullcontext(rms_norm) if config is None else configured(config) as call:
+    on = devices(90 if name != "grid" else 80, seeds=(), static="general" in name)
+    with contextlib.nullcontext() if config is None else configured(operator, config):
         for shape, strides in (
             ((rows, hidden), (stride, 1)),
             # Far heads of rows that are near to each other, and the other way round.
@@ -646,40 +534,47 @@ def test_rows_and_heads_farther_apart_than_32_bits_reach(stride, name, rng):
         ):
             reach = sum((extent - 1) * way for extent, way in zip(shape, strides, strict=True)) + 1
             count = math.prod(shape[:-1])
-            byte_strides = [way * size for way in strides]
-            far_x = strided(sparse(reach, dtype), shape, byte_strides)
-            far_x[...] = x[:count].reshape(shape)
-            far_out = strided(sparse(reach, dtype), shape, byte_strides)
-            for device in on:
-                for backwards in (False, True):
-                    way = slice(None, None, -1 if backwards else None)
-                    far_out[...] = np.nan
-                    with using(device):
-                        near = call(far_x[way])
-                        assert call(x[:count].reshape(shape)[way], out=far_out[way]) is not None
-                    wanted = expected[:count].reshape(shape)[way]
-                    reference.assert_close(near, wanted, dtype)
-                    np.testing.assert_array_equal(bits(far_out[way]), bits(near))
+            near = {key: array[:count].reshape(shape) for key, array in given.items()}
+            there = {
+                key: np.lib.stride_tricks.as_strided(sparse(reach, dtype), shape, [way * size for way in strides])
+                for key in (*given, "out")
+            }
+            for key, array in near.items():
+                there[key][...] = array
+            for device, backwards in itertools.product(on, (False, True)):
+                way = slice(None, None, -1 if backwards else None)
+                there["out"][...] = np.nan
+                ours = {key: array[way] for key, array in near.items()}
+                far = {key: array[way] for key, array in there.items()}
+                with using(device):
+                    found = calls.call(case, ours)["out"]
+                    calls.call(case, {key: far[key] for key in given}, {"out": far["out"]})
+                reference.assert_within(found, calls.expect(case, ours)["out"], dtype)
+                np.testing.assert_array_equal(bits(far["out"]), bits(found))
 
 
 # ---- Values that are no ordinary numbers ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hidden", (1, 3, 64, 129, 1000, 4096, 16385))
-@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.symbol)
-def test_infinity_nan_and_zeros_stay_in_their_rows(hidden, dtype, rng):
-    x, weight = inputs(rng, Case(8, hidden, dtype, dtype, dtype, True))
+@pytest.mark.parametrize("operator", ["rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward"])
+def test_infinity_nan_and_zeros_stay_in_their_rows(hidden, operator, rng):
+    dtype = FLOATS[hidden % 3]
+    back = operator in BACKWARD
+    case = Case(
+        8, hidden, dtype, dtype, dtype, not back, operator, bias=None if back else dtype, mean=operator == "layer_norm",
+        dy=dtype if back else None,
+    )  # fmt: skip
+    given = calls.make_inputs(rng, case)
+    x = given["x"]
     # The last element too: where a row ends, loads differ.
     x[1, rng.integers(hidden)], x[2, -1] = np.inf, -np.inf
     x[3, rng.integers(hidden)], x[4, -1] = np.nan, np.nan
     x[5] = 0
     x[6] = -0.0
-    expected, expected_rstd = reference.rms_norm(x, weight)
+    expected = calls.expect(case, given)
     for device in (*devices(80, seeds=()), *devices(80, seeds=(), static=True)):
-        with using(device):
-            y, rstd = rms_norm(x, weight, return_rstd=True)
-        reference.assert_close(y, expected, dtype)
-        reference.assert_close(rstd, expected_rstd, FLOAT32, "rstd")
+        calls.hold_within(case, run(device, case, given), expected, f" on {device!r}")
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
@@ -695,8 +590,7 @@ def test_values_at_the_ends_of_the_types(static, rng):
             # Subnormals of each type, as inputs, as weights and as outputs.
             for dtype in FLOATS:
                 kind = reference.NUMPY_TYPES[dtype]
-                integers = _BITS[dtype.bytes]
-                smallest = np.arange(1, 258, dtype=integers)
+                smallest = np.arange(1, 258, dtype=BITS[dtype.bytes])
                 x = np.stack([smallest.view(kind), -smallest.view(kind), np.ones(257, kind)])
                 weight = smallest[::-1].copy().view(kind)
                 for eps in (1e-6, 1e-30):
@@ -712,27 +606,34 @@ def test_tiny_and_huge_rows(static, exponent, rng):
         x = (rng.standard_normal((6, 257)) * 2.0**exponent).astype(reference.NUMPY_TYPES[dtype])
         for device in devices(90, seeds=(), static=static):
             with using(device):
-                reference.assert_close(rms_norm(x), reference.rms_norm(x)[0], dtype)
+                reference.assert_within(rms_norm(x), reference.forward(False, x, out=dtype)["out"], dtype)
+                y = layer_norm(x, eps=1e-6)
+            reference.assert_within(y, reference.forward(True, x, out=dtype)["out"], dtype)
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
 def test_eps_and_the_weights_offset_are_the_callers(static, rng):
     for dtype in FLOATS:
-        x, weight = inputs(rng, Case(9, 300, dtype, dtype, dtype, False))
+        x = reference.random_rows(rng, (9, 300), dtype)
+        weight = reference.random_weight(rng, 300, dtype)
         for device in devices(90, seeds=(), static=static):
             with using(device):
                 for eps, offset in itertools.product((0.0, 1e-6, 0.1, 3), (0.0, 1.0, -0.5, 0.1)):
                     y = rms_norm(x, weight, eps, weight_offset=offset)
-                    reference.assert_close(y, reference.rms_norm(x, weight, eps, offset)[0], dtype)
+                    expected = reference.forward(False, x, weight, None, eps, offset, out=dtype)["out"]
+                    reference.assert_within(y, expected, dtype)
                 np.testing.assert_array_equal(bits(rms_norm(x, weight_offset=1.0)), bits(rms_norm(x)))
 
 
 def test_a_nan_in_the_weight_reaches_its_column_and_no_other(rng):
-    x, weight = inputs(rng, Case(8, 1000, BFLOAT16, BFLOAT16, BFLOAT16, False))
-    weight[[0, 500, 999]] = np.nan
-    for device in (*devices(90), *devices(90, static=True)):
-        with using(device):
-            reference.assert_close(rms_norm(x, weight), reference.rms_norm(x, weight)[0], BFLOAT16)
+    case = Case(8, 1000, BFLOAT16, BFLOAT16, BFLOAT16, operator="layer_norm", bias=BFLOAT16)
+    given = calls.make_inputs(rng, case)
+    given["weight"][[0, 500, 999]] = np.nan
+    given["bias"][[7, 998]] = np.nan
+    for device in (*devices(90, seeds=()), *devices(90, seeds=(), static=True)):
+        y = run(device, case, given)["out"]
+        assert set(np.flatnonzero(np.isnan(y).any(axis=0))) == {0, 7, 500, 998, 999}
+        reference.assert_within(y, calls.expect(case, given)["out"], BFLOAT16)
 
 
 # ---- A row's bits do not depend on the others ----------------------------------------------------------------------
@@ -740,31 +641,49 @@ def test_a_nan_in_the_weight_reaches_its_column_and_no_other(rng):
 
 @pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
 @pytest.mark.parametrize(
-    ("hidden", "architecture"),
-    [(1, 80), (5, 120), (64, 89), (129, 100), (1000, 90), (4097, 80), (65536, 80), (65537, 90)],
-)
-def test_a_rows_bits_are_the_same_alone_and_among_many(hidden, architecture, static, rng):
+    ("hidden", "architecture", "operator"),
+    [
+        (1, 80, "rms_norm"), (5, 120, "layer_norm_backward"), (64, 89, "add_layer_norm"),
+        (129, 100, "rms_norm_backward"), (1000, 90, "layer_norm_backward"), (4097, 80, "layer_norm"),
+        (65536, 80, "rms_norm"), (33_001, 90, "layer_norm_backward"),
+    ],
+)  # fmt: skip
+def test_a_rows_bits_are_the_same_alone_and_among_many(hidden, architecture, operator, static, rng):
     dtype = FLOATS[hidden % 3]
-    probe, weight = inputs(rng, Case(1, hidden, dtype, dtype, dtype, False))
+    back = operator in BACKWARD
+    case = Case(
+        1, hidden, dtype, dtype, dtype, not back, operator, residual=dtype if operator.startswith("add") else None,
+        dy=dtype if back else None, dweight=dtype if back else None,
+    )  # fmt: skip
+    probe = calls.make_inputs(rng, case)
     checked, last_in, shuffled = devices(architecture, static=static, multiprocessors=8)
-    with using(checked):
-        alone = bits(rms_norm(probe, weight))[0]
-    for rows in (1, 2, 3, 7, 129, 517):
-        if rows * hidden > 1 << 20:
+    alone = run(checked, case, probe)
+    for rows in (1, 2, 7, 129, 517):
+        if rows * hidden > 1 << 18:
             continue
-        x = reference.random_rows(rng, (rows, hidden), dtype)
+        among = case._replace(rows=rows)
+        given = calls.make_inputs(rng, among) | {name: probe[name] for name in ("weight",)}
         places = sorted({0, 1 % rows, rows // 2, rows - 1, int(rng.integers(rows))})
-        x[places] = probe[0]
-        for device in (checked, last_in, shuffled) if rows * hidden < 1 << 18 else (last_in, shuffled):
-            with using(device):
-                y = rms_norm(x, weight)
-            for place in places:
-                np.testing.assert_array_equal(bits(y[place]), alone, err_msg=f"row {place} of {rows}, {device!r}")
+        for name in given:
+            if given[name].shape == among.shape:
+                given[name][places] = probe[name][0]
+        for device in (checked, last_in, shuffled) if rows * hidden < 1 << 17 else (last_in, shuffled):
+            found = run(device, among, given)
+            for name in set(found) - {"dweight"}:
+                for place in places:
+                    np.testing.assert_array_equal(
+                        bits(found[name][place]), bits(alone[name][0]), err_msg=f"row {place} of {rows}, {device!r}"
+                    )
 
 
 @pytest.mark.parametrize("leading", [(0,), (0, 3), (3, 0, 2)])
-def test_no_rows_give_an_empty_output(leading):
+def test_no_rows_give_an_empty_output_and_sums_of_zero(leading):
     for device in (SimulatedDevice(checked=True), SimulatedDevice(static=True)):
+        x = np.zeros((*leading, 300), np.float16)
         with using(device):
-            y, rstd = rms_norm(np.zeros((*leading, 300), np.float16), return_rstd=True)
+            y, mean, rstd = layer_norm(x, return_mean=True, return_rstd=True)
+            dx, dweight, dbias = calls.transformer_rtc.layer_norm_backward(x, x, np.ones(300, np.float16))
         assert (y.shape, y.dtype, rstd.shape, rstd.dtype) == ((*leading, 300), np.float16, leading, np.float32)
+        assert mean.shape == leading and dx.shape == x.shape
+        for gradient in (dweight, dbias):
+            assert gradient.shape == (300,) and not gradient.any() and not np.signbit(gradient).any()

@@ -1,5 +1,6 @@
 #include "array.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 
 std::string dtype_name(DtypeId dtype) {
@@ -29,6 +30,20 @@ int64_t View::size() const {
   int64_t size = 1;
   for (int i = 0; i < ndim; ++i) size *= shape[i];
   return size;
+}
+
+bool View::contiguous() const {
+  if (size() == 0) return true;
+  int64_t dense = 1;
+  for (int i = ndim - 1; i >= 0; --i) {
+    if (shape[i] > 1 && stride(i) != dense) return false;
+    dense *= shape[i];
+  }
+  return true;
+}
+
+bool View::same_shape(const View& other) const {
+  return ndim == other.ndim && std::equal(shape, shape + ndim, other.shape);
 }
 
 std::string View::shape_text() const {
@@ -84,26 +99,18 @@ bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowS
   return true;
 }
 
-namespace {
+Extent extent_of(const View& contiguous) {
+  return {contiguous.data, contiguous.data + contiguous.size() * dtype_bytes(contiguous.dtype)};
+}
 
-struct Extent {
-  int64_t low;   // of the first element of the first row in memory, in elements from the base
-  int64_t high;  // one past the last
-};
-
-Extent extent_of(const Geometry& geometry, const RowStrides& strides) {
-  Extent extent{0, geometry.columns};
+Extent extent_of(const Geometry& geometry, const View& rows, const RowStrides& strides) {
+  int64_t low = 0, high = geometry.columns;  // in elements from the first row
   const int64_t reach[] = {(geometry.rows / geometry.inner_count - 1) * strides.outer,
                            (geometry.inner_count - 1) * strides.inner};
-  for (int64_t distance : reach) (distance < 0 ? extent.low : extent.high) += distance;
-  return extent;
+  for (int64_t distance : reach) (distance < 0 ? low : high) += distance;
+  const int bytes = dtype_bytes(rows.dtype);
+  return {rows.data + low * bytes, rows.data + high * bytes};
 }
-
-bool bytes_overlap(const char* a_low, const char* a_high, const char* b_low, const char* b_high) {
-  return a_low < b_high && b_low < a_high;
-}
-
-}  // namespace
 
 bool rows_overlap(const Geometry& geometry, const RowStrides& strides) {
   const int64_t outer_count = geometry.rows / geometry.inner_count;
@@ -120,11 +127,7 @@ bool rows_overlap(const Geometry& geometry, const RowStrides& strides) {
 bool arrays_overlap(const Geometry& geometry, const View& a, const RowStrides& a_strides, const View& b,
                     const RowStrides& b_strides) {
   const int a_bytes = dtype_bytes(a.dtype), b_bytes = dtype_bytes(b.dtype);
-  const Extent ea = extent_of(geometry, a_strides), eb = extent_of(geometry, b_strides);
-  if (!bytes_overlap(a.data + ea.low * a_bytes, a.data + ea.high * a_bytes, b.data + eb.low * b_bytes,
-                     b.data + eb.high * b_bytes)) {
-    return false;
-  }
+  if (!extent_of(geometry, a, a_strides).overlaps(extent_of(geometry, b, b_strides))) return false;
   // Slices of one packed array, as q and k in qkv: their rows lie between each other's.
   if (a_bytes != b_bytes || a_strides.outer != b_strides.outer || a_strides.inner != b_strides.inner ||
       a_strides.inner < 0 || a_strides.outer <= 0 || (b.data - a.data) % a_bytes != 0) {
@@ -134,13 +137,6 @@ bool arrays_overlap(const Geometry& geometry, const View& a, const RowStrides& a
   const int64_t span = (geometry.inner_count - 1) * a_strides.inner + geometry.columns;
   const int64_t offset = (((b.data - a.data) / a_bytes) % period + period) % period;
   return offset < span || offset + span > period;
-}
-
-bool extents_overlap(const Geometry& geometry, const View& rows, const RowStrides& strides, const View& vector) {
-  const int bytes = dtype_bytes(rows.dtype);
-  const Extent extent = extent_of(geometry, strides);
-  return bytes_overlap(rows.data + extent.low * bytes, rows.data + extent.high * bytes, vector.data,
-                       vector.data + vector.size() * dtype_bytes(vector.dtype));
 }
 
 Divisor divide_by(uint32_t divisor) {

@@ -24,6 +24,8 @@ struct View {
 
   int64_t stride(int dimension) const;
   int64_t size() const;
+  bool contiguous() const;  // row-major without gaps
+  bool same_shape(const View& other) const;
   std::string shape_text() const;
 };
 
@@ -37,7 +39,7 @@ struct Geometry {
   int64_t inner_count = 1;
 };
 
-constexpr int kMaxArrays = 8;
+constexpr int kMaxArrays = 12;
 
 struct RowStrides {
   int64_t outer = 0;
@@ -55,8 +57,16 @@ bool rows_overlap(const Geometry& geometry, const RowStrides& strides);
 bool arrays_overlap(const Geometry& geometry, const View& a, const RowStrides& a_strides, const View& b,
                     const RowStrides& b_strides);
 
-// Whether a vector shares a byte with an array of rows' extent.
-bool extents_overlap(const Geometry& geometry, const View& rows, const RowStrides& strides, const View& vector);
+// From an array's first byte to one past its last.
+struct Extent {
+  const char* low;
+  const char* high;
+
+  bool overlaps(const Extent& other) const { return low < other.high && other.low < high; }
+};
+
+Extent extent_of(const View& contiguous);
+Extent extent_of(const Geometry& geometry, const View& rows, const RowStrides& strides);
 
 // floor(n / divisor) = (n * magic) >> (32 + shift) for n < 2^31 and 2 <= divisor < 2^31 (Granlund and Montgomery,
 // "Division by invariant integers using multiplication", 1994).

@@ -45,11 +45,15 @@ Driver open_driver() {
   return driver;
 }
 
-CUlaunchConfig driver_config(const LaunchShape& shape, CUstream stream, CUlaunchAttribute (&attributes)[2]) {
+CUlaunchConfig driver_config(const LaunchShape& shape, CUstream stream, CUlaunchAttribute (&attributes)[3]) {
   unsigned count = 0;
   if (shape.cooperative) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-    attributes[count++].value.cooperative = 1;
+    attributes[count++].value.flag = 1;
+  }
+  if (shape.early) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[count++].value.flag = 1;
   }
   if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
     attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
@@ -164,7 +168,7 @@ int Function::max_active_ctas(const LaunchShape& shape) const {
 
 int Function::max_active_clusters(const LaunchShape& shape) const {
   CurrentContext current(device_);
-  CUlaunchAttribute attributes[2];
+  CUlaunchAttribute attributes[3];
   const CUlaunchConfig config = driver_config(shape, nullptr, attributes);
   int count = 0;
   check(driver().cuOccupancyMaxActiveClusters(&count, function_, &config), "cuOccupancyMaxActiveClusters");
@@ -186,7 +190,7 @@ void Function::zero(void* data, size_t bytes, CUstream stream) const {
 
 void Function::launch(const LaunchShape& shape, void* params, CUstream stream, const std::vector<Memory>&) const {
   CurrentContext current(device_);
-  CUlaunchAttribute attributes[2];
+  CUlaunchAttribute attributes[3];
   const CUlaunchConfig config = driver_config(shape, stream, attributes);
   void* arguments[] = {params};
   check(driver().cuLaunchKernelEx(&config, function_, arguments, nullptr), "cuLaunchKernelEx");

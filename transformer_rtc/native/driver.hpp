@@ -19,6 +19,7 @@ using CUdeviceptr = unsigned long long;
 enum CUlaunchAttributeID : int {
   CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2,
   CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
+  CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
 };
 
 struct CUlaunchAttribute {
@@ -26,7 +27,7 @@ struct CUlaunchAttribute {
   char padding[4];
   union {
     char bytes[64];
-    int cooperative;
+    int flag;
     struct {
       unsigned x, y, z;
     } cluster;
@@ -156,6 +157,7 @@ struct LaunchShape {
   Dim3 grid, block, cluster;  // cluster 1, 1, 1: none
   unsigned dynamic_shared_memory;
   bool cooperative;
+  bool early = false;  // it may begin before the launch before it has ended, and waits for that itself
 };
 
 // Rows of an array that a kernel is given.

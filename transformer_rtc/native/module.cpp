@@ -118,7 +118,6 @@ py::object run_views(Operator& op, const std::vector<py::object>& views, const s
     const py::tuple pair = views[i];
     call.views[i] = pair[0].cast<const HeldView&>().view;
     call.objects[i] = pair[1].ptr();
-    call.dtypes[i] = call.views[i].dtype;
   }
   op.read_values(raw.data(), call);
   PythonAllocator allocator(std::move(allocate));
@@ -284,10 +283,16 @@ PYBIND11_MODULE(_native, module) {
   py::enum_<Role>(module, "Role")
       .value("ROWS", Role::rows)
       .value("COLUMNS", Role::columns)
+      .value("ROW_INPUTS", Role::row_inputs)
+      .value("VALUE", Role::value)
+      .value("VALUE_OUT", Role::value_out)
       .value("REAL", Role::real)
       .value("ROWS_OUT", Role::rows_out)
       .value("DTYPE_OUT", Role::dtype_out)
+      .value("WANTED", Role::wanted)
       .value("ROW_VALUES", Role::row_values)
+      .value("COLUMN_VALUES", Role::column_values)
+      .value("SM_MARGIN", Role::sm_margin)
       .value("STREAM", Role::stream);
   py::enum_<Source>(module, "Source")
       .value("DATA", Source::data)
@@ -300,38 +305,53 @@ PYBIND11_MODULE(_native, module) {
       .value("INNER_COUNT", Source::inner_count)
       .value("INNER_MAGIC", Source::inner_magic)
       .value("INNER_SHIFT", Source::inner_shift)
-      .value("WORKSPACE", Source::workspace);
+      .value("HEADS", Source::heads)
+      .value("HEADS_MAGIC", Source::heads_magic)
+      .value("HEADS_SHIFT", Source::heads_shift)
+      .value("GROUPS", Source::groups)
+      .value("WORKSPACE", Source::workspace)
+      .value("PARTIALS", Source::partials);
 
-  py::class_<Plan>(module, "Plan")
+  py::class_<Stage>(module, "Stage")
       .def(py::init([](std::shared_ptr<Launcher> launcher, std::array<unsigned, 3> block,
                        std::array<unsigned, 3> cluster, unsigned dynamic_shared_memory, bool cooperative,
-                       const std::vector<std::tuple<Source, int, int>>& fields, int64_t rows_per_cta,
-                       int64_t ctas_per_row, int64_t max_groups, int64_t workspace_bytes) {
-        Plan plan{std::move(launcher),
-                  launch_shape({1, 1, 1}, block, cluster, dynamic_shared_memory, cooperative),
-                  {},
-                  rows_per_cta,
-                  ctas_per_row,
-                  max_groups,
-                  workspace_bytes};
+                       const std::vector<std::tuple<Source, int, int>>& fields, int64_t columns_per_cta, bool early) {
+        Stage stage{std::move(launcher),
+                    launch_shape({1, 1, 1}, block, cluster, dynamic_shared_memory, cooperative),
+                    {},
+                    columns_per_cta};
+        stage.shape.early = early;
         for (const auto& [source, index, offset] : fields) {
           if (offset < 0 || offset + 8 > kMaxParameterBytes) throw std::invalid_argument("too many parameters");
-          plan.fields.push_back({source, index, offset});
+          stage.fields.push_back({source, index, offset});
         }
-        return plan;
+        return stage;
       }));
+  py::class_<Plan> plan(module, "Plan");
+  plan.def(py::init([](std::vector<Stage> stages, int64_t rows_per_cta, int64_t ctas_per_row, int64_t max_groups,
+                       int64_t workspace_bytes, int64_t partial_bytes, bool whole_heads, int64_t multiprocessors) {
+    for (size_t i = 0; i < stages.size(); ++i) {
+      if ((stages[i].columns_per_cta > 0) != (i > 0)) {
+        throw std::invalid_argument("a plan's first launch is over rows, and the others are over columns");
+      }
+    }
+    return Plan{std::move(stages), rows_per_cta,  ctas_per_row, max_groups,
+                workspace_bytes,   partial_bytes, whole_heads,  multiprocessors};
+  }));
+  plan.attr("ANY_GROUPS") = Plan::kAnyGroups;
 
   py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
-      .def(py::init([](std::string name,
-                       const std::vector<std::tuple<Role, std::string, std::vector<DtypeId>, bool>>& arguments,
-                       py::object plan, py::object slow_call, py::object framework_of, py::object implementation) {
-        std::vector<Argument> list;
-        for (const auto& [role, argument, dtypes, optional] : arguments) {
-          list.push_back({role, argument, dtypes, optional});
-        }
-        return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), slow_call.ptr(),
-                                          framework_of.ptr(), implementation.ptr());
-      }))
+      .def(py::init(
+          [](std::string name,
+             std::vector<std::tuple<Role, std::string, std::vector<DtypeId>, bool, int, std::vector<int>>> arguments,
+             py::object plan, py::object slow_call, py::object framework_of, py::object implementation) {
+            std::vector<Argument> list;
+            for (auto& [role, argument, dtypes, optional, like, of] : arguments) {
+              list.push_back({role, argument, dtypes, optional, like, of});
+            }
+            return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), slow_call.ptr(),
+                                              framework_of.ptr(), implementation.ptr());
+          }))
       .def_property_readonly("name", &Operator::name)
       .def("run_views", &run_views)
       .def("entry", [](py::object self) {

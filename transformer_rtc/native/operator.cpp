@@ -2,8 +2,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "errors.hpp"
 
@@ -11,8 +13,18 @@ namespace py = pybind11;
 
 namespace {
 
-bool is_array(Role role) { return role != Role::real && role != Role::dtype_out && role != Role::stream; }
-bool is_input(Role role) { return role == Role::rows || role == Role::columns; }
+bool is_array(Role role) {
+  switch (role) {
+    case Role::real:
+    case Role::dtype_out:
+    case Role::wanted:
+    case Role::sm_margin:
+    case Role::stream:
+      return false;
+    default:
+      return true;
+  }
+}
 
 // Allocates through a framework's exchange table.
 class ExchangeAllocator : public Allocator {
@@ -44,8 +56,25 @@ class ExchangeAllocator : public Allocator {
   const DLPackExchangeAPI* api_;
 };
 
+template <class T>
+void put(char* params, int offset, T value) {
+  std::memcpy(params + offset, &value, sizeof(T));
+}
+
+bool truth(PyObject* value) {
+  const int truth = PyObject_IsTrue(value);
+  if (truth < 0) throw PythonErrorSet{};
+  return truth != 0;
+}
+
+int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
+
+Divisor divide_by_count(int64_t count) { return count > 1 ? divide_by(static_cast<uint32_t>(count)) : Divisor{}; }
+
+}  // namespace
+
 // Owns references until they are returned.
-struct Outputs {
+struct Operator::Outputs {
   PyObject* objects[kMaxArrays] = {};
   int count = 0;
   ~Outputs() {
@@ -62,13 +91,6 @@ struct Outputs {
     return result;
   }
 };
-
-template <class T>
-void put(char* params, int offset, T value) {
-  std::memcpy(params + offset, &value, sizeof(T));
-}
-
-}  // namespace
 
 DtypeId dtype_from_object(PyObject* cache, PyObject* object) {
   PyObject* known = PyDict_GetItemWithError(cache, object);  // borrowed
@@ -99,10 +121,22 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* 
       framework_of_(Py_NewRef(framework_of)),
       implementation_(Py_NewRef(implementation)),
       dtypes_seen_(PyDict_New()) {
-  for (const Argument& argument : arguments_) array_count_ += is_array(argument.role);
-  if (arguments_.empty() || arguments_[0].role != Role::rows || array_count_ > kMaxArrays) {
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const Argument& argument = arguments_[i];
+    const Role role = argument.role;
+    if (!is_array(role)) continue;
+    const bool input = role == Role::rows || role == Role::columns || role == Role::row_inputs || role == Role::value;
+    arrays_.push_back({&argument, role, static_cast<int>(i), role == Role::rows || role == Role::rows_out, input,
+                       role == Role::rows_out || role == Role::value_out,
+                       role == Role::row_values || role == Role::column_values, input && !argument.optional, nullptr});
+  }
+  if (arguments_.empty() || arguments_[0].role != Role::rows || arguments_[0].optional || arrays_.size() > kMaxArrays) {
     throw std::invalid_argument("an operator's first argument is an array of rows, and it has at most " +
                                 std::to_string(kMaxArrays) + " arrays");
+  }
+  for (const Argument& argument : arguments_) {
+    if (argument.role != Role::wanted) continue;
+    for (int output : argument.of) arrays_.at(output).wanted_by = &argument;
   }
 }
 
@@ -142,32 +176,36 @@ const Operator::Framework& Operator::framework(PyTypeObject* type, int array, co
 }
 
 void Operator::read_values(PyObject* const* arguments, Call& call) {
-  int array = 0, real = 0, last_out = -1;
+  for (size_t i = 0; i < arrays_.size(); ++i) call.wanted[i] = arrays_[i].role == Role::rows_out;
+  int array = 0, real = 0;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const Argument& argument = arguments_[i];
     PyObject* value = arguments[i];
     switch (argument.role) {
       case Role::rows:
       case Role::columns:
-        ++array;
-        break;
+      case Role::row_inputs:
+      case Role::value:
+      case Role::value_out:
       case Role::rows_out:
-        call.wanted[array] = true;
-        last_out = array++;
-        break;
-      case Role::row_values: {
-        const int truth = PyObject_IsTrue(value);
-        if (truth < 0) throw PythonErrorSet{};
-        call.wanted[array] = truth != 0;
-        call.dtypes[array] = truth != 0 ? argument.dtypes[0] : 0;
         ++array;
+        break;
+      case Role::row_values:
+      case Role::column_values:
+        call.wanted[array] = truth(value);
+        if (argument.role == Role::row_values) call.dtypes[array] = argument.dtypes[0];
+        ++array;
+        break;
+      case Role::wanted: {
+        const bool wanted = truth(value);
+        for (int output : argument.of) call.wanted[output] = wanted;
         break;
       }
       case Role::dtype_out:
         if (value != Py_None) {
           const DtypeId dtype = dtype_from_object(dtypes_seen_, value);
           check_dtype(argument, dtype);
-          call.dtypes[last_out] = dtype;
+          for (int output : argument.of) call.dtypes[output] = dtype;
         }
         break;
       case Role::real: {
@@ -182,6 +220,15 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
         call.reals[real++] = number;
         break;
       }
+      case Role::sm_margin:
+        // Beyond 2^63 - 1 it is that: more than any device has.
+        call.sm_margin = PyBool_Check(value) ? -1 : PyNumber_AsSsize_t(value, nullptr);
+        if (call.sm_margin < 0) {
+          PyErr_Clear();
+          refuse(argument.name,
+                 "must be a non-negative integer; it is " + py::repr(py::handle(value)).cast<std::string>());
+        }
+        break;
       case Role::stream:
         break;
     }
@@ -202,16 +249,16 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
   const DLPackExchangeAPI* api = nullptr;
   PyObject* is_grad_enabled = nullptr;
   bool slow = false;
-  int array = 0;
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    const Argument& argument = arguments_[i];
-    if (argument.role == Role::stream) slow |= arguments[i] != Py_None;
-    if (!is_array(argument.role)) continue;
-    const int index = array++;
-    PyObject* object = arguments[i];
-    if (argument.role == Role::row_values || (object == Py_None && argument.role == Role::rows_out)) continue;
+    if (arguments_[i].role == Role::stream) slow |= arguments[i] != Py_None;
+  }
+  for (size_t index = 0; index < arrays_.size(); ++index) {
+    const Array& array = arrays_[index];
+    const Argument& argument = *array.argument;
+    PyObject* object = arguments[array.position];
+    if (array.made) continue;
     if (object == Py_None) {
-      if (!argument.optional) refuse(argument.name, "must be an array; it is None");
+      if (array.required) refuse(argument.name, "must be an array; it is None");
       continue;
     }
     const Framework& owner = framework(Py_TYPE(object), index, argument.name);
@@ -233,7 +280,6 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     if (tensor.dtype.lanes != 1) refuse(argument.name, "must not have a vector data type");
     call.views[index] = view_of(tensor);
     call.objects[index] = object;
-    if (call.dtypes[index] == 0) call.dtypes[index] = call.views[index].dtype;
   }
   if (slow) {
     py::tuple all(count);
@@ -247,11 +293,10 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     if (!enabled) throw PythonErrorSet{};
     if (enabled.ptr() == Py_True) {
       static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
-      array = 0;
-      for (const Argument& argument : arguments_) {
-        if (!is_array(argument.role)) continue;
-        PyObject* object = call.objects[array++];
+      for (size_t i = 0; i < arrays_.size(); ++i) {
+        PyObject* object = call.objects[i];
         if (object == nullptr) continue;
+        const Argument& argument = *arrays_[i].argument;
         py::object required = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, requires_grad));
         if (!required) throw PythonErrorSet{};
         if (required.ptr() == Py_True) {
@@ -269,19 +314,23 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
   return run(call, allocator, static_cast<CUstream>(stream));
 }
 
-const Plan& Operator::plan(const Call& call, int64_t columns) {
+const Plan& Operator::plan(const Call& call, const Layout& layout) {
   Key key{};
-  key[0] = static_cast<uint64_t>(call.implementation) << 32 | static_cast<uint32_t>(call.views[0].device);
-  key[1] = static_cast<uint64_t>(columns);
-  for (int i = 0; i < array_count_; ++i) key[2 + i] = call.dtypes[i];
+  const int device = call.views[0].device;
+  const bool margin = call.sm_margin > 0;
+  key[0] = static_cast<uint64_t>(call.implementation) << 34 | static_cast<uint64_t>(margin) << 33 |
+           static_cast<uint64_t>(layout.per_head) << 32 | static_cast<uint32_t>(device);
+  key[1] = static_cast<uint64_t>(layout.geometry.columns);
+  std::memcpy(&key[2], call.dtypes, sizeof(call.dtypes));
   if (last_plan_ != nullptr && key == last_key_) return *last_plan_;
 
   auto found = plans_.find(key);
   if (found == plans_.end()) {
-    py::tuple dtypes(array_count_);
-    for (int i = 0; i < array_count_; ++i) dtypes[i] = py::int_(call.dtypes[i]);
+    py::tuple dtypes(arrays_.size());
+    for (size_t i = 0; i < arrays_.size(); ++i) dtypes[i] = py::int_(call.dtypes[i]);
     py::object made = py::reinterpret_steal<py::object>(PyObject_CallFunction(
-        plan_, "iiOL", call.implementation, call.views[0].device, dtypes.ptr(), static_cast<long long>(columns)));
+        plan_, "iiOLOO", call.implementation, device, dtypes.ptr(), static_cast<long long>(layout.geometry.columns),
+        layout.per_head ? Py_True : Py_False, margin ? Py_True : Py_False));
     if (!made) throw PythonErrorSet{};
     found = plans_.emplace(key, made.cast<const Plan&>()).first;
   }
@@ -290,225 +339,356 @@ const Plan& Operator::plan(const Call& call, int64_t columns) {
   return found->second;
 }
 
-PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
-  const View& x = call.views[0];
-  const int device = x.device;
-
-  // Check the arguments, and find how rows lie.
-  if (x.ndim < 1) refuse(arguments_[0].name, "must have at least one dimension; it is a scalar");
-  const int64_t columns = x.shape[x.ndim - 1];
-  const View* row_views[kMaxArrays];
-  int row_index[kMaxArrays], row_count = 0;
-  int array = 0;
-  for (const Argument& argument : arguments_) {
-    if (!is_array(argument.role)) continue;
-    const int index = array++;
-    const View& view = call.views[index];
-    const bool given = call.objects[index] != nullptr;
-    if (argument.role == Role::rows_out && !given) {
-      if (call.dtypes[index] == 0) call.dtypes[index] = x.dtype;
-      check_dtype(argument, call.dtypes[index]);
-    }
-    if (!given) continue;
-    if (call.dtypes[index] != 0 && call.dtypes[index] != view.dtype) {
-      refuse(argument.name,
-             "is " + dtype_name(view.dtype) + " where " + dtype_name(call.dtypes[index]) + " was asked for");
-    }
-    call.dtypes[index] = view.dtype;
-    check_dtype(argument, view.dtype);
-    if (view.device != device) {
-      refuse(argument.name, "must be on the device of " + arguments_[0].name + ", cuda:" + std::to_string(device) +
-                                "; it is on cuda:" + std::to_string(view.device));
-    }
-    if (view.size() > 0 && reinterpret_cast<uintptr_t>(view.data) % dtype_bytes(view.dtype) != 0) {
-      refuse(argument.name, "must be aligned to its elements of " + std::to_string(dtype_bytes(view.dtype)) + " bytes");
-    }
-    if (view.size() > 0 && view.data == nullptr) {
-      refuse(argument.name, "has elements but no memory: it is a fake or meta tensor");
-    }
-    if (argument.role == Role::columns) {
-      if (view.ndim != 1 || view.shape[0] != columns) {
-        refuse(argument.name, "must have the shape (" + std::to_string(columns) +
-                                  ",), one element for each column of " + arguments_[0].name + "; it has " +
-                                  view.shape_text());
-      }
-      if (columns > 1 && view.stride(0) != 1) refuse(argument.name, "must be contiguous");
-    } else {
-      bool same = view.ndim == x.ndim;
-      for (int i = 0; same && i < x.ndim; ++i) same = view.shape[i] == x.shape[i];
-      if (!same) {
-        refuse(argument.name, "must have the shape of " + arguments_[0].name + ", " + x.shape_text() + "; it has " +
-                                  view.shape_text());
-      }
-      if (columns > 1 && view.size() > 0 && view.stride(view.ndim - 1) != 1) {
-        refuse(argument.name, "must be contiguous in its last dimension; there its stride is " +
-                                  std::to_string(view.stride(view.ndim - 1)) + ": pass " + argument.name +
-                                  ".contiguous()");
-      }
-      row_views[row_count] = &view;
-      row_index[row_count++] = index;
-    }
-    if (!is_input(argument.role) && view.read_only) refuse(argument.name, "is read-only");
+void Operator::check_view(const Array& array, const View& view, const View& first, Layout& layout) const {
+  const std::string& name = array.argument->name;
+  const std::string& first_name = arguments_[0].name;
+  const int64_t columns = first.shape[first.ndim - 1];
+  check_dtype(*array.argument, view.dtype);
+  if (view.device != first.device) {
+    refuse(name, "must be on the device of " + first_name + ", cuda:" + std::to_string(first.device) +
+                     "; it is on cuda:" + std::to_string(view.device));
   }
+  if (view.size() > 0 && reinterpret_cast<uintptr_t>(view.data) % dtype_bytes(view.dtype) != 0) {
+    refuse(name, "must be aligned to its elements of " + std::to_string(dtype_bytes(view.dtype)) + " bytes");
+  }
+  if (view.size() > 0 && view.data == nullptr) refuse(name, "has elements but no memory: it is a fake or meta tensor");
+  if (array.written && view.read_only) refuse(name, "is read-only");
+
+  if (array.of_rows) {
+    if (!view.same_shape(first)) {
+      refuse(name,
+             "must have the shape of " + first_name + ", " + first.shape_text() + "; it has " + view.shape_text());
+    }
+    if (columns > 1 && view.size() > 0 && view.stride(view.ndim - 1) != 1) {
+      refuse(name, "must be contiguous in its last dimension; there its stride is " +
+                       std::to_string(view.stride(view.ndim - 1)) + ": pass " + name + ".contiguous()");
+    }
+    return;
+  }
+  if (array.role == Role::columns) {
+    if (layout.pattern != nullptr) {
+      if (!view.same_shape(*layout.pattern)) {
+        refuse(name, "must have the shape of " + *layout.pattern_name + ", " + layout.pattern->shape_text() +
+                         "; it has " + view.shape_text());
+      }
+    } else {
+      const View of_all{nullptr, 1, &first.shape[first.ndim - 1]};
+      const View of_heads{nullptr, 2, first.shape + first.ndim - 2};
+      layout.per_head = first.ndim >= 2 && view.same_shape(of_heads);
+      if (!layout.per_head && !view.same_shape(of_all)) {
+        refuse(name, "must have the shape " + of_all.shape_text() + ", one element for each column of " + first_name +
+                         (first.ndim >= 2 ? ", or " + of_heads.shape_text() + ", such a row for each head" : "") +
+                         "; it has " + view.shape_text());
+      }
+      if (layout.per_head) layout.heads = view.shape[0];
+      layout.pattern = &view;
+      layout.pattern_name = &name;
+    }
+  } else if (array.role == Role::row_inputs) {
+    const View of_rows{nullptr, first.ndim - 1, first.shape};
+    if (!view.same_shape(of_rows)) {
+      refuse(name, "must have the shape " + of_rows.shape_text() + ", one element for each row of " + first_name +
+                       "; it has " + view.shape_text());
+    }
+  } else if (view.ndim > 1 || view.size() != 1) {
+    refuse(name, "must have the shape () or (1,); it has " + view.shape_text());
+  }
+  if (!view.contiguous()) refuse(name, "must be contiguous: pass " + name + ".contiguous()");
+}
+
+Operator::Layout Operator::check(Call& call) const {
+  const View& first = call.views[0];
+  const std::string& first_name = arguments_[0].name;
+  if (first.ndim < 1) refuse(first_name, "must have at least one dimension; it is a scalar");
+  Layout layout;
+  const View* row_views[kMaxArrays];
+  int row_index[kMaxArrays], row_count = 0, results = 0;
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    const Array& array = arrays_[i];
+    const View& view = call.views[i];
+    results += call.wanted[i];
+    if (call.objects[i] != nullptr) {
+      if (array.wanted_by != nullptr && !call.wanted[i]) {
+        refuse(array.argument->name, "was given, but " + array.wanted_by->name + " is False");
+      }
+      if (call.dtypes[i] != 0 && call.dtypes[i] != view.dtype) {
+        refuse(array.argument->name,
+               "is " + dtype_name(view.dtype) + " where " + dtype_name(call.dtypes[i]) + " was asked for");
+      }
+      call.dtypes[i] = view.dtype;
+      check_view(array, view, first, layout);
+      if (array.of_rows) {
+        row_views[row_count] = &view;
+        row_index[row_count++] = static_cast<int>(i);
+      }
+    } else if (call.wanted[i]) {
+      if (call.dtypes[i] == 0) call.dtypes[i] = call.dtypes[array.argument->like];
+      if (call.dtypes[i] == 0) call.dtypes[i] = first.dtype;  // what it is like was not given
+      check_dtype(*array.argument, call.dtypes[i]);
+    } else {
+      call.dtypes[i] = 0;
+    }
+  }
+  if (results == 0) throw_argument_error(name_ + ": nothing is asked for");
+
+  const int64_t columns = first.shape[first.ndim - 1];
   constexpr int64_t most_columns = int64_t{1} << 30;
   if (columns < 1 || columns > most_columns) {
-    refuse(arguments_[0].name, "must have 1 to 2^30 elements in its last dimension; it has " + std::to_string(columns));
+    refuse(first_name, "must have 1 to 2^30 elements in its last dimension; it has " + std::to_string(columns));
   }
-  Geometry geometry;
-  RowStrides given_strides[kMaxArrays], strides[kMaxArrays];
-  if (!collapse_rows(row_views, row_count, geometry, given_strides)) {
+  RowStrides strides[kMaxArrays];
+  Geometry& geometry = layout.geometry;
+  if (!collapse_rows(row_views, row_count, geometry, strides)) {
     std::string names;
-    for (int i = 0, a = 0; i < static_cast<int>(arguments_.size()); ++i) {
-      if (!is_array(arguments_[i].role)) continue;
-      for (int j = 0; j < row_count; ++j) {
-        if (row_index[j] == a) names += (names.empty() ? "" : " and ") + arguments_[i].name;
-      }
-      ++a;
+    for (int i = 0; i < row_count; ++i) {
+      names += (names.empty() ? "" : " and ") + arrays_[row_index[i]].argument->name;
     }
-    refuse(names, "must have leading dimensions that collapse to at most two strides; the shape is " + x.shape_text() +
-                      ": pass a contiguous array");
+    refuse(names, "must have leading dimensions that collapse to at most two strides; the shape is " +
+                      first.shape_text() + ": pass a contiguous array");
   }
   if (geometry.inner_count > 1 && geometry.rows > INT32_MAX) {
-    refuse(arguments_[0].name,
+    refuse(first_name,
            "has more than 2^31 - 1 rows, so its leading dimensions must collapse to one stride: "
            "pass a contiguous array");
   }
-  for (int i = 0; i < row_count; ++i) strides[row_index[i]] = given_strides[i];
+  constexpr int64_t most_heads = 65535;  // a grid's second dimension
+  if (layout.per_head && (geometry.rows > INT32_MAX || layout.heads > most_heads)) {
+    refuse(*layout.pattern_name, "may have a row for each head up to 65535 heads and 2^31 - 1 rows of " + first_name +
+                                     "; there are " + std::to_string(layout.heads) + " heads and " +
+                                     std::to_string(geometry.rows) + " rows");
+  }
+  for (int i = 0; i < row_count; ++i) layout.strides[row_index[i]] = strides[i];
+  return layout;
+}
 
-  // Outputs must not overlap what is read, but for an output that is the first input: in place.
-  array = 0;
-  for (const Argument& argument : arguments_) {
-    if (!is_array(argument.role)) continue;
-    const int out = array++;
-    if (argument.role != Role::rows_out || call.objects[out] == nullptr || geometry.rows == 0) continue;
-    if (rows_overlap(geometry, strides[out])) refuse(argument.name, "has rows that overlap each other");
-    int other = 0;
-    for (const Argument& input : arguments_) {
-      if (!is_array(input.role)) continue;
-      const int index = other++;
-      if (index == out || call.objects[index] == nullptr) continue;
-      if (input.role == Role::columns) {
-        if (extents_overlap(geometry, call.views[out], strides[out], call.views[index])) {
-          refuse(argument.name, "must not overlap " + input.name);
+void Operator::check_overlap(const Call& call, const Layout& layout) const {
+  const Geometry& geometry = layout.geometry;
+  const auto extent = [&](size_t i) {
+    const View& view = call.views[i];
+    return arrays_[i].of_rows ? extent_of(geometry, view, layout.strides[i]) : extent_of(view);
+  };
+  for (size_t out = 0; out < arrays_.size(); ++out) {
+    if (!arrays_[out].written || call.objects[out] == nullptr) continue;
+    const std::string& name = arrays_[out].argument->name;
+    const View& a = call.views[out];
+    const RowStrides& a_strides = layout.strides[out];
+    if (arrays_[out].of_rows && rows_overlap(geometry, a_strides)) refuse(name, "has rows that overlap each other");
+    for (size_t other = 0; other < arrays_.size(); ++other) {
+      // Of two written arrays, the later one is told.
+      if (call.objects[other] == nullptr || (arrays_[other].written && other >= out)) continue;
+      const std::string& other_name = arrays_[other].argument->name;
+      const View& b = call.views[other];
+      const RowStrides& b_strides = layout.strides[other];
+      if (!arrays_[out].of_rows || !arrays_[other].of_rows) {
+        if (extent(out).overlaps(extent(other))) refuse(name, "must not overlap " + other_name);
+      } else if (arrays_[other].written) {
+        if (arrays_overlap(geometry, a, a_strides, b, b_strides)) refuse(name, "must not overlap " + other_name);
+      } else {
+        const bool in_place = a.data == b.data && a.dtype == b.dtype && a_strides.outer == b_strides.outer &&
+                              a_strides.inner == b_strides.inner;
+        if (!in_place && arrays_overlap(geometry, a, a_strides, b, b_strides)) {
+          refuse(name, "must be " + other_name + " itself or not overlap it");
         }
-        continue;
-      }
-      const bool in_place = call.views[out].data == call.views[index].data && call.dtypes[out] == call.dtypes[index] &&
-                            strides[out].outer == strides[index].outer && strides[out].inner == strides[index].inner;
-      if (!in_place && arrays_overlap(geometry, call.views[out], strides[out], call.views[index], strides[index])) {
-        refuse(argument.name, "must be " + input.name + " itself or not overlap it");
       }
     }
   }
+}
 
-  const bool empty = geometry.rows == 0;
-  const Plan* plan = empty ? nullptr : &this->plan(call, columns);
-
-  // Allocate.
-  Outputs outputs;
-  int64_t dense_outer = geometry.inner_count * columns;
-  array = 0;
-  for (const Argument& argument : arguments_) {
-    if (!is_array(argument.role)) continue;
-    const int index = array++;
-    if (is_input(argument.role) || !call.wanted[index]) continue;
-    if (call.objects[index] != nullptr) {
-      outputs.objects[outputs.count++] = Py_NewRef(call.objects[index]);
+void Operator::make_outputs(Call& call, Layout& layout, Allocator& allocator, Outputs& outputs) const {
+  const View& first = call.views[0];
+  const Geometry& geometry = layout.geometry;
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    if (!call.wanted[i]) continue;
+    if (call.objects[i] != nullptr) {
+      outputs.objects[outputs.count++] = Py_NewRef(call.objects[i]);
       continue;
     }
-    const int ndim = argument.role == Role::row_values ? x.ndim - 1 : x.ndim;
-    char* data = nullptr;
-    outputs.objects[outputs.count] = allocator.allocate(ndim, x.shape, call.dtypes[index], device, data);
+    int ndim = first.ndim;
+    const int64_t* shape = first.shape;
+    if (arrays_[i].role == Role::row_values) {
+      --ndim;
+    } else if (arrays_[i].role == Role::column_values) {
+      ndim = layout.per_head ? 2 : 1;
+      shape += first.ndim - ndim;
+    }
+    outputs.objects[outputs.count] = allocator.allocate(ndim, shape, call.dtypes[i], first.device, call.views[i].data);
     ++outputs.count;
-    call.views[index].data = data;
-    strides[index] = {dense_outer, columns};
+    layout.strides[i] = {geometry.inner_count * geometry.columns, geometry.columns};
   }
-  if (empty) return outputs.release();
+}
 
-  // Launch.
-  LaunchShape shape = plan->shape;
-  const int64_t groups = (geometry.rows + plan->rows_per_cta - 1) / plan->rows_per_cta;
-  const int64_t launched = groups < plan->max_groups ? groups : plan->max_groups;
-  // Only a cooperative grid takes several rows in turn.
-  if ((shape.cooperative ? launched : groups) > INT32_MAX / plan->ctas_per_row) {
-    refuse(arguments_[0].name, "has more rows than a grid can hold");
-  }
-  shape.grid = {static_cast<unsigned>(launched * plan->ctas_per_row), 1, 1};
-
-  PyObject* workspace = nullptr;
-  char* workspace_data = nullptr;
-  if (plan->workspace_bytes > 0) {
-    const int64_t bytes = plan->workspace_bytes * launched;
-    constexpr DtypeId uint8 = 1 << 8 | 8;
-    workspace = allocator.allocate(1, &bytes, uint8, device, workspace_data);
-  }
-  const py::object workspace_owner = py::reinterpret_steal<py::object>(workspace);
-
-  alignas(16) char params[kMaxParameterBytes];
-  const Divisor divisor = geometry.inner_count > 1 ? divide_by(static_cast<uint32_t>(geometry.inner_count)) : Divisor{};
-  for (const FieldFill& field : plan->fields) {
-    const int i = field.index;
-    switch (field.source) {
-      case Source::data:
-        put(params, field.offset, call.views[i].data);
-        break;
-      case Source::outer_stride:
-        put(params, field.offset, strides[i].outer);
-        break;
-      case Source::inner_stride:
-        put(params, field.offset, geometry.inner_count > 1 ? strides[i].inner : 0);
-        break;
-      case Source::dtype:
-        put(params, field.offset, static_cast<int32_t>(call.dtypes[i]));
-        break;
-      case Source::real:
-        put(params, field.offset, static_cast<float>(call.reals[i]));
-        break;
-      case Source::rows:
-        put(params, field.offset, geometry.rows);
-        break;
-      case Source::columns:
-        put(params, field.offset, static_cast<int32_t>(columns));
-        break;
-      case Source::inner_count:
-        put(params, field.offset, static_cast<uint32_t>(geometry.inner_count));
-        break;
-      case Source::inner_magic:
-        put(params, field.offset, divisor.magic);
-        break;
-      case Source::inner_shift:
-        put(params, field.offset, divisor.shift);
-        break;
-      case Source::workspace:
-        put(params, field.offset, workspace_data);
-        break;
-    }
-  }
-  if (plan->workspace_bytes > 0) plan->launcher->zero(workspace_data, plan->workspace_bytes * launched, stream);
-  std::vector<Memory> memory;
-  if (plan->launcher->asks_for_memory()) {
-    static const std::string workspace_name = "the workspace";
-    array = 0;
+int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& plan) const {
+  const std::string& first_name = arguments_[0].name;
+  const bool in_turn = plan.max_groups < Plan::kAnyGroups;
+  int64_t most = plan.max_groups;
+  if (call.sm_margin > 0) {
     for (const Argument& argument : arguments_) {
-      if (!is_array(argument.role)) continue;
-      const int i = array++;
-      const bool input = is_input(argument.role);
-      if (input ? call.objects[i] == nullptr : !call.wanted[i]) continue;
-      Memory rows{&argument.name, call.views[i].data, dtype_bytes(call.dtypes[i]), columns, 1, 0, 1, 0, !input, input};
-      if (argument.role == Role::row_values) {
-        rows.columns = geometry.rows;
-      } else if (argument.role != Role::columns) {
-        rows.outer_count = geometry.rows / geometry.inner_count;
-        rows.outer_stride = strides[i].outer;
-        rows.inner_count = geometry.inner_count;
-        rows.inner_stride = strides[i].inner;
+      if (argument.role == Role::sm_margin && call.sm_margin >= plan.multiprocessors) {
+        refuse(argument.name, "must leave at least one of " + std::to_string(plan.multiprocessors) +
+                                  " multiprocessors; it is " + std::to_string(call.sm_margin));
       }
-      memory.push_back(rows);
     }
-    if (plan->workspace_bytes > 0) {
-      memory.push_back({&workspace_name, workspace_data, 1, plan->workspace_bytes * launched, 1, 0, 1, 0, true, true});
+    most = std::max<int64_t>(1, most * (plan.multiprocessors - call.sm_margin) / plan.multiprocessors);
+  }
+  const int64_t groups = (layout.geometry.rows + plan.rows_per_cta - 1) / plan.rows_per_cta;
+  int64_t launched = in_turn ? std::min(groups, most) : groups;
+  if (layout.per_head && plan.whole_heads) {
+    const int64_t unit = layout.heads / std::gcd(layout.heads, plan.rows_per_cta);
+    launched = std::max(unit, launched / unit * unit);
+    if (plan.stages[0].shape.cooperative && launched > most) {
+      refuse(*layout.pattern_name, "has a row for each of " + std::to_string(layout.heads) + " heads, and only " +
+                                       std::to_string(most) + " rows can be reduced together");
     }
   }
-  plan->launcher->launch(shape, params, stream, memory);
+  if (launched > INT32_MAX / plan.ctas_per_row) refuse(first_name, "has more rows than a grid can hold");
+  return launched;
+}
+
+std::vector<Memory> Operator::memory(const Call& call, const Layout& layout) const {
+  const Geometry& geometry = layout.geometry;
+  std::vector<Memory> memory;
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    const Array& array = arrays_[i];
+    if (call.objects[i] == nullptr && !call.wanted[i]) continue;
+    Memory rows{&array.argument->name,
+                call.views[i].data,
+                dtype_bytes(call.dtypes[i]),
+                1,
+                1,
+                0,
+                1,
+                0,
+                !array.input,
+                array.input || array.role == Role::value_out};
+    if (array.of_rows) {
+      rows.columns = geometry.columns;
+      rows.outer_count = geometry.rows / geometry.inner_count;
+      rows.outer_stride = layout.strides[i].outer;
+      rows.inner_count = geometry.inner_count;
+      rows.inner_stride = layout.strides[i].inner;
+    } else if (array.role == Role::row_inputs || array.role == Role::row_values) {
+      rows.columns = geometry.rows;
+    } else if (array.role == Role::columns || array.role == Role::column_values) {
+      rows.columns = layout.heads * geometry.columns;
+    }
+    memory.push_back(rows);
+  }
+  return memory;
+}
+
+PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
+  Layout layout = check(call);
+  const Geometry& geometry = layout.geometry;
+  const bool empty = geometry.rows == 0;
+  Outputs outputs;
+  if (empty) {
+    // Sums over no rows are zero; nothing else is written.
+    const int64_t column_elements = layout.heads * geometry.columns;
+    make_outputs(call, layout, allocator, outputs);
+    for (size_t i = 0; i < arrays_.size(); ++i) {
+      if (arrays_[i].role != Role::column_values || !call.wanted[i] || column_elements == 0) continue;
+      plan(call, layout)
+          .stages[0]
+          .launcher->zero(call.views[i].data, column_elements * dtype_bytes(call.dtypes[i]), stream);
+    }
+    return outputs.release();
+  }
+  check_overlap(call, layout);
+  const Plan& plan = this->plan(call, layout);
+  const int64_t groups = this->groups(call, layout, plan);
+  make_outputs(call, layout, allocator, outputs);
+
+  // What the CTAs share is one allocation: what is zeroed, and behind it the partial sums.
+  constexpr int64_t alignment = 256;
+  const int64_t zeroed_bytes = plan.workspace_bytes * groups;
+  const int64_t partials_at = plan.partial_bytes > 0 ? round_up(zeroed_bytes, alignment) : zeroed_bytes;
+  const int64_t shared_bytes = partials_at + plan.partial_bytes * groups;
+  char* workspace = nullptr;
+  py::object workspace_owner;
+  if (shared_bytes > 0) {
+    constexpr DtypeId uint8 = 1 << 8 | 8;
+    workspace_owner =
+        py::reinterpret_steal<py::object>(allocator.allocate(1, &shared_bytes, uint8, call.views[0].device, workspace));
+  }
+  if (zeroed_bytes > 0) plan.stages[0].launcher->zero(workspace, zeroed_bytes, stream);
+
+  std::vector<Memory> memory;
+  if (plan.stages[0].launcher->asks_for_memory()) {
+    static const std::string workspace_name = "the workspace", partials_name = "the partial sums";
+    memory = this->memory(call, layout);
+    if (zeroed_bytes > 0) memory.push_back({&workspace_name, workspace, 1, zeroed_bytes, 1, 0, 1, 0, true, true});
+    if (plan.partial_bytes > 0) {
+      memory.push_back(
+          {&partials_name, workspace + partials_at, 4, plan.partial_bytes * groups / 4, 1, 0, 1, 0, true, false});
+    }
+  }
+  const Divisor inner_divisor = divide_by_count(geometry.inner_count), heads_divisor = divide_by_count(layout.heads);
+  for (size_t number = 0; number < plan.stages.size(); ++number) {
+    const Stage& stage = plan.stages[number];
+    LaunchShape shape = stage.shape;
+    if (number == 0) {
+      shape.grid = {static_cast<unsigned>(groups * plan.ctas_per_row), 1, 1};
+    } else {
+      const int64_t ctas = (geometry.columns + stage.columns_per_cta - 1) / stage.columns_per_cta;
+      shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(layout.heads), 1};
+      // The first launch wrote the partial sums, which are the last entry.
+      if (!memory.empty() && plan.partial_bytes > 0) memory.back().initialised = true;
+    }
+    alignas(16) char params[kMaxParameterBytes] = {};
+    for (const FieldFill& field : stage.fields) {
+      const int i = field.index;
+      switch (field.source) {
+        case Source::data:
+          put(params, field.offset, call.views[i].data);
+          break;
+        case Source::outer_stride:
+          put(params, field.offset, layout.strides[i].outer);
+          break;
+        case Source::inner_stride:
+          put(params, field.offset, geometry.inner_count > 1 ? layout.strides[i].inner : 0);
+          break;
+        case Source::dtype:
+          put(params, field.offset, static_cast<int32_t>(call.dtypes[i]));
+          break;
+        case Source::real:
+          put(params, field.offset, static_cast<float>(call.reals[i]));
+          break;
+        case Source::rows:
+          put(params, field.offset, geometry.rows);
+          break;
+        case Source::columns:
+          put(params, field.offset, static_cast<int32_t>(geometry.columns));
+          break;
+        case Source::inner_count:
+          put(params, field.offset, static_cast<uint32_t>(geometry.inner_count));
+          break;
+        case Source::inner_magic:
+          put(params, field.offset, inner_divisor.magic);
+          break;
+        case Source::inner_shift:
+          put(params, field.offset, inner_divisor.shift);
+          break;
+        case Source::heads:
+          put(params, field.offset, static_cast<uint32_t>(layout.heads));
+          break;
+        case Source::heads_magic:
+          put(params, field.offset, heads_divisor.magic);
+          break;
+        case Source::heads_shift:
+          put(params, field.offset, heads_divisor.shift);
+          break;
+        case Source::groups:
+          put(params, field.offset, static_cast<int32_t>(groups));
+          break;
+        case Source::workspace:
+          put(params, field.offset, workspace);
+          break;
+        case Source::partials:
+          put(params, field.offset, workspace + partials_at);
+          break;
+      }
+    }
+    stage.launcher->launch(shape, params, stream, memory);
+  }
   return outputs.release();
 }

@@ -15,13 +15,19 @@
 
 // What a call's argument is. The descriptor lists them in the order of the call.
 enum class Role {
-  rows,        // input array [..., columns]; the first one is the reference for shape, device and framework
-  columns,     // input array [columns], or None where optional
-  real,        // float
-  rows_out,    // output array [..., columns] like the first input, allocated where None
-  dtype_out,   // data type of the rows_out before it, or None: the first input's
-  row_values,  // bool: whether to return an output [...] with one value a row
-  stream,      // stream handle, an object that has one, or None: the framework's current stream
+  rows,           // input array [..., columns]; the first one is the reference for shape, device and framework
+  columns,        // input array [columns], or [heads, columns] where rows are [..., heads, columns]; all have one shape
+  row_inputs,     // input array [...], one value a row
+  value,          // input array of one element
+  value_out,      // array of one element that is written in place, or None
+  real,           // float
+  rows_out,       // output array [..., columns], allocated where None
+  dtype_out,      // data type of outputs, or None: that of the arrays they are like
+  wanted,         // bool: whether an output of rows is made and returned
+  row_values,     // bool: whether to return an output [...] with one value a row
+  column_values,  // bool: whether to return an output of the shape of the columns
+  sm_margin,      // int: multiprocessors to leave free
+  stream,         // stream handle, an object that has one, or None: the framework's current stream
 };
 
 struct Argument {
@@ -29,6 +35,8 @@ struct Argument {
   std::string name;
   std::vector<DtypeId> dtypes;  // of arrays
   bool optional = false;
+  int like = 0;         // the earlier array whose data type an output has by default
+  std::vector<int> of;  // the arrays that this is about
 };
 
 // What fills a field of the parameters. `index` counts arrays, or reals, in the order of the arguments.
@@ -43,7 +51,12 @@ enum class Source {
   inner_count,
   inner_magic,
   inner_shift,
+  heads,
+  heads_magic,
+  heads_shift,
+  groups,
   workspace,
+  partials,
 };
 
 struct FieldFill {
@@ -52,26 +65,38 @@ struct FieldFill {
   int offset;
 };
 
-constexpr int kMaxParameterBytes = 256;
+constexpr int kMaxParameterBytes = 512;
 
-// All that is fixed once the arguments' types and the hidden size are known.
-struct Plan {
+// One launch of a plan.
+struct Stage {
   std::shared_ptr<Launcher> launcher;
   LaunchShape shape;  // but for the grid
   std::vector<FieldFill> fields;
+  int64_t columns_per_cta;  // of a launch behind the first, whose grid is over the columns and heads
+};
+
+// All that is fixed once the arguments' types and the hidden size are known. The first stage is over the rows.
+struct Plan {
+  static constexpr int64_t kAnyGroups = INT32_MAX;
+
+  std::vector<Stage> stages;
   int64_t rows_per_cta;
   int64_t ctas_per_row;
-  int64_t max_groups;       // of CTAs that share rows, in one grid
-  int64_t workspace_bytes;  // per group, zeroed before the launch
+  int64_t max_groups;       // of CTAs that share rows, in one grid; fewer than kAnyGroups take rows in turn
+  int64_t workspace_bytes;  // per group, zeroed before the first launch
+  int64_t partial_bytes;    // per group, from the first launch to the others
+  bool whole_heads;         // each group gets rows of the same heads again and again, and keeps what belongs to them
+  int64_t multiprocessors;
 };
 
 // The call's array arguments and values, in the order of the descriptor.
 struct Call {
   View views[kMaxArrays];
   PyObject* objects[kMaxArrays] = {};  // borrowed; null: absent, or an output to allocate
-  bool wanted[kMaxArrays] = {};        // outputs
-  DtypeId dtypes[kMaxArrays] = {};     // 0: absent
+  bool wanted[kMaxArrays] = {};        // outputs that are returned
+  DtypeId dtypes[kMaxArrays] = {};     // 0: absent; before `run`: of outputs, what is asked for
   double reals[kMaxArrays] = {};
+  int64_t sm_margin = 0;
   int implementation = 0;
 };
 
@@ -85,7 +110,7 @@ class Allocator {
 
 class Operator {
  public:
-  // plan(implementation, device, dtypes, columns) -> Plan; slow_call(operator, arguments) -> result;
+  // plan(implementation, device, dtypes, columns, per head, with a margin) -> Plan; slow_call(arguments) -> result;
   // framework_of(type) -> (DLPack exchange API capsule or None, is_grad_enabled or None);
   // implementation: a context variable holding a small int.
   Operator(std::string name, std::vector<Argument> arguments, PyObject* plan, PyObject* slow_call,
@@ -99,7 +124,7 @@ class Operator {
 
   const std::string& name() const { return name_; }
   const std::vector<Argument>& arguments() const { return arguments_; }
-  // Fills the call's reals and outputs' dtypes from the arguments that are no arrays.
+  // Fills the call with what the arguments that are no arrays say.
   void read_values(PyObject* const* arguments, Call& call);
 
  private:
@@ -107,13 +132,45 @@ class Operator {
     const DLPackExchangeAPI* api = nullptr;  // null: the slow call
     PyObject* is_grad_enabled = nullptr;
   };
-  // Implementation and device, columns, and the arrays' dtypes.
-  using Key = std::array<uint64_t, 2 + kMaxArrays>;
+  // What the descriptor says of an array.
+  struct Array {
+    const Argument* argument;
+    Role role;
+    int position;  // of the argument
+    bool of_rows;
+    bool input;
+    bool written;  // into the caller's memory
+    bool made;     // never the caller's
+    bool required;
+    const Argument* wanted_by;  // null: always
+  };
+  // The rows' place in memory, and what else is one for all arrays.
+  struct Layout {
+    Geometry geometry;
+    RowStrides strides[kMaxArrays];
+    const View* pattern = nullptr;  // the first of the columns that is given
+    const std::string* pattern_name = nullptr;
+    bool per_head = false;
+    int64_t heads = 1;
+  };
+  // Implementation, flags and device; columns; the arrays' dtypes.
+  using Key = std::array<uint64_t, 2 + kMaxArrays * sizeof(DtypeId) / sizeof(uint64_t)>;
 
   const Framework& framework(PyTypeObject* type, int array, const std::string& argument);
-  const Plan& plan(const Call& call, int64_t columns);
+  const Plan& plan(const Call& call, const Layout& layout);
   [[noreturn]] void refuse(const std::string& argument, const std::string& what) const;
   void check_dtype(const Argument& argument, DtypeId dtype) const;
+  // Checks the arrays, and finds how their rows lie and what types outputs have.
+  Layout check(Call& call) const;
+  void check_view(const Array& array, const View& view, const View& first, Layout& layout) const;
+  // Written arrays must not overlap any other, but for an output of rows that is an input of rows: in place.
+  void check_overlap(const Call& call, const Layout& layout) const;
+  // Allocates where the caller gave none; returns the results.
+  struct Outputs;
+  void make_outputs(Call& call, Layout& layout, Allocator& allocator, Outputs& outputs) const;
+  // How many groups of CTAs share out the rows.
+  int64_t groups(const Call& call, const Layout& layout, const Plan& plan) const;
+  std::vector<Memory> memory(const Call& call, const Layout& layout) const;
 
   std::string name_;
   std::vector<Argument> arguments_;
@@ -121,7 +178,7 @@ class Operator {
   PyObject* slow_call_;
   PyObject* framework_of_;
   PyObject* implementation_;
-  int array_count_ = 0;
+  std::vector<Array> arrays_;
   std::unordered_map<PyTypeObject*, Framework> frameworks_;
   // The last call's, which the next one most likely is like.
   struct {

@@ -40,9 +40,11 @@ struct Machine {
   // Where CTA `rank` of the cluster has the shared variable that this CTA has at `address`.
   void* (*cluster_address)(const void* address, unsigned rank, const void* caller);
 
-  // Asynchronous copies from global to shared memory, and the thread's wait for all of its own.
+  // Asynchronous copies from global to shared memory. A thread closes groups of its own copies, and waits for all
+  // groups but the last `pending` ones.
   void (*copy_async)(void* shared, const void* global, unsigned bytes, const void* caller);
-  void (*wait_copies)(const void* caller);
+  void (*commit_copies)();
+  void (*wait_copies)(unsigned pending, const void* caller);
 
   // Barriers in shared memory (PTX's mbarrier).
   void (*barrier_init)(void* barrier, unsigned arrivals, const void* caller);

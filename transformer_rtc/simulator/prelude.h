@@ -216,7 +216,8 @@ TRTC_RAW void* cluster_address(const void* address, unsigned rank) {
 TRTC_RAW void copy_async(void* shared, const void* global, unsigned bytes) {
   machine->copy_async(shared, global, bytes, TRTC_CALLER);
 }
-TRTC_RAW void wait_all_copies() { machine->wait_copies(TRTC_CALLER); }
+TRTC_RAW void commit_copies() { machine->commit_copies(); }
+TRTC_RAW void wait_copies(unsigned pending) { machine->wait_copies(pending, TRTC_CALLER); }
 TRTC_RAW void barrier_init(void* barrier, unsigned arrivals) { machine->barrier_init(barrier, arrivals, TRTC_CALLER); }
 TRTC_RAW void barrier_publish() { machine->barrier_publish(TRTC_CALLER); }
 TRTC_RAW void barrier_arrive(void* barrier, unsigned expected_bytes) {
@@ -555,6 +556,9 @@ TRTC_INLINE float rsqrtf(float a) { return static_cast<float>(1.0 / __builtin_sq
 
 TRTC_INLINE unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
+}
+TRTC_INLINE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
 }
 TRTC_INLINE int __mulhi(int a, int b) { return static_cast<int>(static_cast<long long>(a) * b >> 32); }
 TRTC_INLINE int __popc(unsigned a) { return __builtin_popcount(a); }

@@ -5,8 +5,11 @@
 
 namespace simulator {
 
-void Machine::land_copies(Thread& thread) {
-  for (const AsyncCopy& copy : thread.copies) {
+void Machine::land_copies(Thread& thread, unsigned pending) {
+  size_t landed = 0;
+  for (; landed < thread.copies.size(); ++landed) {
+    const AsyncCopy& copy = thread.copies[landed];
+    if (copy.group + pending >= thread.copy_groups) break;
     if (launch_->checked) {
       // Read as late as it may be; and written by the thread itself, now that it has waited.
       forget_reader(copy.from, copy.bytes, key_of(Owner::pending, thread.number));
@@ -17,7 +20,7 @@ void Machine::land_copies(Thread& thread) {
     std::memcpy(copy.to, copy.from, copy.bytes);
     touching_ = nullptr;
   }
-  thread.copies.clear();
+  thread.copies.erase(thread.copies.begin(), thread.copies.begin() + static_cast<std::ptrdiff_t>(landed));
 }
 
 void Machine::cluster_arrived(Cluster& cluster) {
@@ -83,7 +86,7 @@ bool Machine::deliver_one() {
   size_t chosen = 0;
   if (launch_->schedule == Schedule::last_in) chosen = stores_.size() - 1;
   if (launch_->schedule == Schedule::random) chosen = random() % stores_.size();
-  const AsyncStore store = stores_[chosen];
+  const AsyncStore store = std::move(stores_[chosen]);
   stores_.erase(stores_.begin() + static_cast<std::ptrdiff_t>(chosen));
   Barrier& barrier = barriers_.at(store.barrier);
   std::memcpy(store.to, &store.value, store.bytes);
@@ -92,6 +95,7 @@ bool Machine::deliver_one() {
                       false};
     set_writer(store.to, store.bytes, event);
     store.target->remote[event.key] = {event, store.party};
+    barrier.pending.join(store.before);
   }
   ++progress_;
   barrier.bytes -= store.bytes;
@@ -368,11 +372,16 @@ struct Calls {
       machine.access(thread, global, bytes, bytes, Way::reads, event);
       machine.access(thread, shared, bytes, bytes, Way::writes, event);
     }
-    thread.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes, caller});
+    thread.copies.push_back(
+        {static_cast<char*>(shared), static_cast<const char*>(global), bytes, thread.copy_groups, caller});
     std::memset(shared, Machine::kPoison, bytes);
   }
 
-  static void wait_copies(const void*) { Machine::current->land_copies(*Machine::current->running_); }
+  static void commit_copies() { ++Machine::current->running_->copy_groups; }
+
+  static void wait_copies(unsigned pending, const void*) {
+    Machine::current->land_copies(*Machine::current->running_, pending);
+  }
 
   static void barrier_init(void* address, unsigned arrivals, const void* caller) {
     Machine& machine = *Machine::current;
@@ -444,7 +453,9 @@ struct Calls {
       machine.access(thread, to, bytes, bytes, Way::writes, event);
     }
     std::memset(to, Machine::kPoison, bytes);
-    machine.stores_.push_back({static_cast<char*>(to), value, bytes, address, target, machine.party(thread, caller)});
+    machine.stores_.push_back(
+        {static_cast<char*>(to), value, bytes, address, target, machine.party(thread, caller), {}});
+    if (machine.launch_->checked) machine.publish(thread, machine.stores_.back().before);
   }
 
   static void spin(const void* caller) {
@@ -480,6 +491,7 @@ Machine::Machine() {
   interface_.cluster_wait = &Calls::cluster_wait;
   interface_.cluster_address = &Calls::cluster_address;
   interface_.copy_async = &Calls::copy_async;
+  interface_.commit_copies = &Calls::commit_copies;
   interface_.wait_copies = &Calls::wait_copies;
   interface_.barrier_init = &Calls::barrier_init;
   interface_.barrier_publish = &Calls::barrier_publish;

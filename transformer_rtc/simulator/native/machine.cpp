@@ -266,6 +266,7 @@ void Machine::start_cluster(Cluster& slot, uint64_t number) {
       thread.at_cluster_barrier = false;
       thread.clock = 1;
       thread.copies.clear();
+      thread.copy_groups = 0;
       if (launch.checked) {
         thread.own.clear();
         thread.heard.clear();

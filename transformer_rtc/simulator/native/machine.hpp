@@ -88,6 +88,7 @@ struct AsyncCopy {
   char* to;
   const char* from;
   unsigned bytes;
+  unsigned group;  // of the thread's copies, in the order of its commits
   const void* caller;
 };
 
@@ -111,6 +112,7 @@ struct Thread {
   Knowledge heard, heard_in_cta;        // by relaxed loads, for the next fence: of the device's, and of its CTA's
   Knowledge declared, declared_in_cta;  // by the last fence of the device, and of the CTA, for relaxed stores
   std::vector<AsyncCopy> copies;
+  unsigned copy_groups = 0;  // closed ones
   std::vector<uint64_t> initialised_barriers;
 };
 
@@ -228,6 +230,7 @@ struct AsyncStore {
   void* barrier;
   Cta* target;
   Party party;
+  Knowledge before;  // what comes before it in its thread: whoever waits for the barrier knows that too
 };
 
 class Machine {
@@ -310,7 +313,8 @@ class Machine {
   Barrier& barrier_at(void* address, Thread& thread, const void* caller);
   void complete_phase(Barrier& barrier);
   bool deliver_one();
-  void land_copies(Thread& thread);
+  // Of all groups but the last `pending` closed ones, and the open one.
+  void land_copies(Thread& thread, unsigned pending);
 
   trtc_simulator::Machine interface_{};
   Place nowhere_{};

@@ -1,0 +1,371 @@
+"""What the family of norms promises besides its numbers: where outputs may lie, what is asked for, and edge values."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+
+import calls
+import numpy as np
+import pytest
+import reference
+from cases import BACKWARD, BY_ROW, DELAYED, FLOAT8, FLOATS, FORWARD, Case
+from rigs import ALIGNED, MISALIGNED, assert_same_bits, bits, configured, devices, hold, run
+
+import transformer_rtc
+from transformer_rtc import SimulatedDevice, using
+from transformer_rtc.ops.norms import NormConfig
+from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+# Rows of part of a warp, of a CTA, of a CTA where no vector fits, and of several CTAs that are told.
+SIZES = (7, 4096, 4097, 2000)
+IN_GRID = NormConfig(64, 1, 4, 2, 4, in_shared=True)
+IN_CLUSTER = dataclasses.replace(IN_GRID, clusters=True)
+
+
+def divided(operator: str, hidden: int, config: NormConfig) -> contextlib.AbstractContextManager[None]:
+    """Divide rows of 2000 columns among several CTAs."""
+    config = dataclasses.replace(config, stages=3 if operator in BACKWARD else 0)
+    return configured(operator, config) if hidden == 2000 else contextlib.nullcontext()
+
+
+BOTH = pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
+OPERATORS = pytest.mark.parametrize("operator", ["rms_norm", "layer_norm"])
+
+
+def forward_case(operator: str, rows: int, hidden: int, dtype=FLOAT32, **options) -> Case:
+    residual = dtype if "add" in operator else None
+    case = Case(rows, hidden, dtype, dtype, dtype, True, operator, residual=residual, mean="layer" in operator)
+    return case._replace(**options)
+
+
+def backward_case(operator: str, rows: int, hidden: int, dtype=FLOAT32, **options) -> Case:
+    case = Case(rows, hidden, dtype, dtype, dtype, True, operator, dy=dtype, dweight=dtype, dbias=dtype)
+    return case._replace(**options)
+
+
+# ---- Where outputs lie ---------------------------------------------------------------------------------------------
+
+IN_PLACE = {
+    "layer_norm": ({"out": "x"},),
+    "add_rms_norm": (
+        {"out": "x", "residual_out": "residual"}, {"out": "residual", "residual_out": "x"}, {"out": "x"},
+        {"out": "residual"}, {"residual_out": "residual"}, {"residual_out": "x"},
+    ),
+    "rms_norm_add": ({"out": "x"}, {"out": "residual"}),
+    "layer_norm_backward": ({"out": "x"}, {"out": "dy"}, {"out": "dresidual"}),
+    "rms_norm_backward": ({"out": "x"}, {"out": "dy"}, {"out": "dresidual"}),
+}  # fmt: skip
+
+
+@BOTH
+@pytest.mark.parametrize("operator", IN_PLACE)
+@pytest.mark.parametrize("hidden", SIZES)
+def test_in_place_gives_the_same_bits(hidden, operator, static, rng):
+    dtype = FLOATS[hidden % 3]
+    make = backward_case if operator in BACKWARD else forward_case
+    case = make(operator, 5, hidden, dtype)
+    if operator in BACKWARD:
+        case = case._replace(residual=dtype, rstd=hidden % 2 == 0)
+    given = calls.make_inputs(rng, case)
+    on = devices(80, seeds=(), static=static, multiprocessors=2)
+    with divided(operator, hidden, IN_GRID):
+        expected = run(on[0], case, given)
+        for device, layout, in_place in itertools.product(on, (ALIGNED, MISALIGNED), IN_PLACE[operator]):
+            assert_same_bits(run(device, case, given, layout, in_place), expected, f"{in_place}, {layout}, {device!r}")
+
+
+@pytest.mark.parametrize("adds", ["before", "after"])
+def test_a_residual_of_another_type_beside_q_k_and_v_of_one_array(adds, rng):
+    operator = "add_layer_norm" if adds == "before" else "layer_norm_add"
+    case = forward_case(operator, 5 * 4, 80, FLOAT16, residual=FLOAT32, out=FLOAT32, heads=4)
+    given = calls.make_inputs(rng, case)
+    packed = np.full((5, 3, 4, 80), np.nan, np.float16)
+    packed[:, 1] = given["x"]
+    expected = calls.expect(case, given)
+    for device in devices(90, seeds=()):
+        with using(device):
+            results = calls.call(case, {**given, "x": packed[:, 1]})
+        calls.hold_within(case, results, expected)
+    assert np.isnan(packed[:, ::2]).all()
+
+
+# ---- What is asked for ---------------------------------------------------------------------------------------------
+
+_SUBSETS = [wanted for wanted in itertools.product((True, False), repeat=3) if any(wanted)]
+
+
+@BOTH
+@pytest.mark.parametrize("given_statistics", [False, True], ids=["found", "given"])
+@pytest.mark.parametrize(("operator", "hidden"), [("rms_norm_backward", 200), ("layer_norm_backward", 1000)])
+def test_each_gradient_has_the_same_bits_whatever_else_is_asked_for(operator, hidden, given_statistics, static, rng):
+    # More rows than the groups of CTAs take at once.
+    case = backward_case(operator, 75, hidden, BFLOAT16, residual=FLOAT32, rstd=given_statistics, dbias=FLOAT16)
+    case = case._replace(dweight=FLOAT16)
+    given = calls.make_inputs(rng, case)
+    expected = calls.expect(case, given)
+    checked, last_in = devices(90, seeds=(), static=static, multiprocessors=1)
+    everything = run(checked, case, given)
+    calls.hold_within(case, everything, expected)
+    for wanted in _SUBSETS:
+        changes = zip(everything, wanted, strict=True)
+        ours = case._replace(**{name: None for name, asked in changes if not asked})
+        results = run(last_in, ours, given)
+        calls.hold_within(ours, results, expected)
+        assert set(results) == {name for name, asked in zip(everything, wanted, strict=True) if asked}
+        # Without dx a kernel may divide its rows among others: the sums are added up in another order.
+        if wanted[0]:
+            assert_same_bits(results, {name: everything[name] for name in results}, f"{wanted}")
+
+
+@pytest.mark.parametrize("hidden", [100, 4096])
+def test_statistics_of_the_forward_call_are_those_that_backward_finds(hidden, rng):
+    case = backward_case("layer_norm_backward", 9, hidden, FLOAT32)
+    given = calls.make_inputs(rng, case)
+    with using(SimulatedDevice(90)):
+        _, mean, rstd = transformer_rtc.layer_norm(given["x"], eps=calls.EPS, return_mean=True, return_rstd=True)
+    found = reference.forward(True, given["x"], eps=calls.EPS)
+    reference.assert_within(mean, found["mean"], FLOAT32, "mean")
+    reference.assert_within(rstd, found["rstd"], FLOAT32, "rstd")
+    saved = run(SimulatedDevice(90), case, {**given, "mean": mean, "rstd": rstd})
+    again = run(SimulatedDevice(90), case._replace(rstd=False), {name: given[name] for name in ("dy", "x", "weight")})
+    for name, array in saved.items():
+        np.testing.assert_allclose(array, again[name], rtol=1e-4, atol=1e-4 * np.abs(array).max(), err_msg=name)
+
+
+@OPERATORS
+def test_thin_wrappers_are_the_backward_operator(operator, rng):
+    case = backward_case(f"{operator}_backward", 5, 300, FLOAT32, residual=FLOAT32, rstd=False)
+    given = calls.make_inputs(rng, case)
+    dy, x, weight, ds = (given[name] for name in ("dy", "x", "weight", "dresidual"))
+    backward, before, after = (
+        getattr(transformer_rtc, name)
+        for name in (f"{operator}_backward", f"add_{operator}_backward", f"{operator}_add_backward")
+    )
+    with using(SimulatedDevice(90)):
+        pairs = [
+            (before(dy, ds, x, weight, 1e-3), backward(dy, x, weight, 1e-3, dresidual=ds)),
+            (before(dy, None, x, weight), backward(dy, x, weight)),
+            (after(dy, x, weight, weight_offset=1.0), backward(dy, x, weight, weight_offset=1.0)),
+        ]
+    for found, wanted in pairs:
+        assert len(found) == len(wanted) == 2 + (operator == "layer_norm")
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(bits(one), bits(other))
+
+
+@BOTH
+@pytest.mark.parametrize("operator", (*FORWARD, *BACKWARD))
+def test_a_margin_leaves_the_bits_as_they_are(operator, static, rng):
+    make = backward_case if operator in BACKWARD else forward_case
+    # dx, which depends on no other row; sums over rows are added up by other CTAs.
+    options = {"dweight": None, "dbias": None} if operator in BACKWARD else {}
+    for hidden, rows in ((300, 131), (4097, 37)):
+        case = make(operator, rows, hidden, BFLOAT16, **options)
+        given = calls.make_inputs(rng, case)
+        plain = run(SimulatedDevice(90, order="last_in", static=static), case, given)
+        for margin in (1, 3):
+            for device in devices(90, seeds=(), static=static, multiprocessors=4):
+                found = run(device, case._replace(margin=margin), given)
+                assert_same_bits(found, plain, f"a margin of {margin} on {device!r}")
+
+
+# ---- Heads ---------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("heads", [1, 3, 10])
+@pytest.mark.parametrize("hidden", [64, 1500])
+def test_each_head_has_a_weight_and_gradients_of_its_own(hidden, heads, static, rng):
+    # More rows than there are groups of CTAs, which are no multiple of the heads.
+    for multiprocessors, wanted in itertools.product((1, 7), ((True, True), (True, False), (False, True))):
+        case = backward_case(
+            "layer_norm_backward", 29 * heads, hidden, FLOAT32, heads=heads, rstd=False, weight_offset=1.0
+        )
+        sums = FLOAT32 if wanted[1] else None
+        case = case._replace(out=FLOAT32 if wanted[0] else None, dweight=sums, dbias=sums)
+        hold([SimulatedDevice(80, order="last_in", static=static, multiprocessors=multiprocessors)], case, rng)
+    case = forward_case("layer_norm", 29 * heads, hidden, BFLOAT16, bias=FLOAT16, heads=heads, margin=1)
+    hold(devices(80, seeds=(), static=static, multiprocessors=3), case, rng)
+
+
+@pytest.mark.parametrize("clusters", [False, True], ids=["grid", "cluster"])
+@pytest.mark.parametrize("operator", ["add_rms_norm", "layer_norm_add", "rms_norm_backward", "layer_norm_backward"])
+def test_heads_of_rows_that_several_ctas_share(operator, clusters, rng):
+    back = operator in BACKWARD
+    case = (backward_case if back else forward_case)(operator, 7 * 5, 2000, FLOAT32, heads=5, rstd=False, mean=False)
+    with divided(operator, 2000, IN_CLUSTER if clusters else IN_GRID):
+        hold(devices(90, seeds=(), multiprocessors=4), case, rng)
+
+
+# ---- Rows of large numbers, of equal ones, and of zeros ------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("hidden", [3, 1000, 4097, 2000])
+def test_a_large_mean_costs_no_accuracy(hidden, static, rng):
+    rows = 5
+    contexts = [divided(operator, hidden, IN_CLUSTER) for operator in ("layer_norm", "layer_norm_backward")]
+    with contexts[0], contexts[1]:
+        hold_large_mean(rows, hidden, static, rng)
+
+
+def hold_large_mean(rows, hidden, static, rng):
+    for dtype, eps in itertools.product(FLOATS, (1e-5, 1e-12)):
+        kind = reference.NUMPY_TYPES[dtype]
+        noise = rng.standard_normal((rows, hidden)) * np.array([[1e-2], [1], [30], [0], [0]])
+        x = (np.array([[1e4], [-1e4], [3e4], [1e4], [1 / 3]]) + noise).astype(kind)
+        weight, bias = (reference.random_weight(rng, hidden, dtype) for _ in range(2))
+        dy = reference.random_rows(rng, x.shape, dtype)
+        found = reference.forward(True, x, weight, bias, eps, out=dtype)
+        gradients = reference.backward(True, dy, x, weight, eps)
+        equal = x.min(axis=-1) == x.max(axis=-1)
+        assert equal[3:].all()
+        for device in devices(90, seeds=(), static=static):
+            with using(device):
+                y, mean, rstd = transformer_rtc.layer_norm(x, weight, bias, eps, return_mean=True, return_rstd=True)
+                dx, dweight, dbias = transformer_rtc.layer_norm_backward(dy, x, weight, eps)
+            reference.assert_within(mean, found["mean"], FLOAT32, "mean")
+            reference.assert_within(rstd, found["rstd"], FLOAT32, "rstd")
+            reference.assert_within(y, found["out"], dtype)
+            reference.assert_within(dx, gradients["out"], dtype, "dx")
+            reference.assert_within(dweight, gradients["dweight"], dtype, "dweight")
+            reference.assert_within(dbias, gradients["dbias"], dtype, "dbias")
+            # Not by a bound that a large rstd blows up.
+            of_equal = np.broadcast_to(bias, x.shape)[equal].astype(float)
+            np.testing.assert_allclose(y[equal].astype(float), of_equal, 0.01, 0.01)
+
+
+def test_the_bound_for_a_large_mean_would_see_a_mean_of_one_float(rng):
+    # What keeping the mean as a pair is for: one float32 is not enough.
+    x = (1e4 + rng.standard_normal((4, 1000)) * 1e-2).astype(np.float32)
+    wide = x.astype(np.float64)
+    mean = wide.mean(axis=-1, keepdims=True)
+    cut = (wide - np.float64(np.float32(mean))) / np.sqrt(((wide - mean) ** 2).mean(axis=-1, keepdims=True) + 1e-12)
+    expected = reference.forward(True, x, eps=1e-12)["out"]
+    with pytest.raises(AssertionError, match="times what its arithmetic"):
+        reference.assert_within(cut.astype(np.float32), expected, FLOAT32)
+
+
+# ---- Quantized outputs ---------------------------------------------------------------------------------------------
+
+
+@BOTH
+@OPERATORS
+@pytest.mark.parametrize("dtype", (*FLOAT8, INT8), ids=lambda dtype: dtype.symbol)
+def test_a_row_is_scaled_to_the_largest_number_and_a_row_of_zeros_by_one(dtype, operator, static, rng):
+    for hidden in (5, 1000, 4097, 33_000):
+        case = forward_case(operator, 6, hidden, FLOAT32, weight=FLOAT32, out=dtype, scaling=BY_ROW)
+        given = calls.make_inputs(rng, case)
+        given["x"][[1, 4]] = 0
+        given["x"][4] = -0.0
+        for device in devices(80, seeds=(), static=static):
+            results = run(device, case, given)
+            calls.hold_within(case, results, calls.expect(case, given))
+            largest = np.abs(results["out"].astype(np.float64)).max(axis=-1)
+            np.testing.assert_array_equal(largest, [reference.LARGEST[dtype] * (row not in (1, 4)) for row in range(6)])
+            np.testing.assert_array_equal(results["row_scale"][[1, 4]], 1)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", FLOAT8, ids=lambda dtype: dtype.symbol)
+def test_amax_is_the_largest_magnitude_so_far_and_keeps_a_nan(dtype, static, rng):
+    case = forward_case("layer_norm", 37, 1000, BFLOAT16, out=dtype, scaling=DELAYED)
+    on = devices(90, seeds=(), static=static, multiprocessors=2)
+    for device, before in itertools.product(on, (0.0, 1e9, np.nan)):
+        given = calls.make_inputs(rng, case)
+        outputs = {name: np.full(1, before, np.float32) for name in ("amax", "scale_inv")}
+        with using(device):
+            calls.call(case, given, outputs)
+            unscaled = {name: array for name, array in given.items() if name != "scale"}
+            y = calls.expect(case._replace(scaling=()), unscaled)["out"]
+            reference.assert_within(outputs["amax"], reference.largest_magnitude(y, before), FLOAT32, "amax")
+            np.testing.assert_array_equal(outputs["scale_inv"], np.float32(1) / given["scale"])
+            # Where the largest one is, it is found.
+            for row, column in ((0, 0), (36, 999), (17, 500)):
+                given["weight"][:] = 0
+                given["weight"][column] = 1
+                outputs["amax"][:] = 0
+                given["x"][:] = 0
+                given["x"][row, column] = -1
+                calls.call(case, given, outputs)
+                np.testing.assert_allclose(outputs["amax"], np.sqrt(1000), rtol=0.02)
+            # One NaN among numbers, in whatever order they are compared.
+            for place in (0, 1, 500, 999):
+                given["weight"][:] = 1
+                given["weight"][place] = np.nan
+                outputs["amax"][:] = 0
+                calls.call(case, given, outputs)
+                assert np.isnan(outputs["amax"]).all()
+
+
+@BOTH
+def test_what_a_type_of_8_bits_cannot_hold_becomes_its_largest_number(static):
+    x = np.array([[1, -1, 1, -1]], np.float32)
+    weight = np.array([1, 1e30, np.inf, np.nan], np.float32)
+    for device, dtype in itertools.product(devices(90, seeds=(), static=static), FLOAT8):
+        kind, most = reference.NUMPY_TYPES[dtype], reference.LARGEST[dtype]
+        scale = np.full(1, 2.0**20, np.float32)
+        with using(device):
+            y = transformer_rtc.rms_norm(x, weight, 0.0, out_dtype=kind, scale=scale).astype(float)
+            np.testing.assert_array_equal(y, [[most, -most, most, np.nan]])
+            y = transformer_rtc.rms_norm(x, weight, 0.0, out_dtype=kind).astype(float)
+            np.testing.assert_array_equal(y, [[1, -most, most, np.nan]])
+            y, scale = transformer_rtc.rms_norm(x, weight, 0.0, out_dtype=np.int8, row_scaling=True)
+            # A row with a NaN has no scale, and int8 no NaN.
+            assert np.isnan(scale).all() and not y.any()
+            y, scale = transformer_rtc.rms_norm(x, weight[:2].repeat(2), 0.0, out_dtype=np.int8, row_scaling=True)
+            np.testing.assert_array_equal(y, [[0, 0, 127, -127]])
+
+
+def test_every_number_of_8_bits_is_reached_and_ties_go_to_even(rng):
+    # Numbers and the middles between neighbours, as the one that is not the row's largest.
+    for dtype in (FLOAT8_E4M3, FLOAT8_E5M2):
+        kind = reference.NUMPY_TYPES[dtype]
+        numbers = np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
+        numbers = np.unique(numbers[np.isfinite(numbers)])
+        middles = (numbers[1:] + numbers[:-1]) / 2
+        weight = np.concatenate([numbers, middles])
+        with np.errstate(all="ignore"):
+            expected = weight.astype(kind)
+        for device in devices(90, seeds=()):
+            with using(device):
+                y = transformer_rtc.rms_norm(np.ones((2, weight.size), np.float32), weight, 0.0, out_dtype=kind)
+            np.testing.assert_array_equal(y.astype(float), np.broadcast_to(expected, y.shape).astype(float))
+
+
+# ---- Rows and columns at their ends --------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("operator", (*FORWARD, *BACKWARD))
+def test_one_row_and_one_column(operator, static, rng):
+    make = backward_case if operator in BACKWARD else forward_case
+    for rows, hidden, dtype in ((1, 1, FLOAT16), (1, 33, FLOAT32), (259, 1, BFLOAT16)):
+        hold(devices(90, seeds=(), static=static), make(operator, rows, hidden, dtype), rng)
+
+
+@BOTH
+@pytest.mark.parametrize("operator", (*FORWARD, *BACKWARD))
+@pytest.mark.parametrize("leading", [(0,), (3, 0, 2)])
+def test_no_rows_give_empty_outputs_and_sums_of_zero(leading, operator, static):
+    make = backward_case if operator in BACKWARD else forward_case
+    case = make(operator, 0, 300, FLOAT16)
+    given = {
+        name: np.zeros((*leading, 300) if calls.shape_of(case, name) == (0, 300) else leading, np.float16)
+        for name in calls.input_types(case)
+        if name not in ("weight", "mean", "rstd")
+    }
+    given["weight"] = np.ones(300, np.float16)
+    given |= {name: np.ones(leading, np.float32) for name in ("mean", "rstd") if name in calls.input_types(case)}
+    for device in devices(90, seeds=(), static=static):
+        with using(device):
+            results = calls.call(case, given)
+        for name, array in results.items():
+            if name in ("dweight", "dbias"):
+                assert array.shape == (300,) and not array.any()
+            else:
+                assert array.shape in ((*leading, 300), leading)
