@@ -1,20 +1,25 @@
-"""RMSNorm forward's bandwidth, beside the best copy of the run and every peer that can be imported.
+"""Bandwidth of the norm operators, beside the best copy of the run and every peer that can be imported.
 
-GB/s counts each input and the weight read once, and the output written once. Every provider allocates its output, as
-not all can be given one; the caching allocator makes that cheap, and puts all outputs of a placement in one place.
+GB/s counts each input read once and each output written once, the weights and their gradients included and one number a
+row not. The ceiling is the best copy with as many arrays of rows read and written: torch's, or a kernel that only
+streams. Every provider allocates its outputs; a backward call is given the statistics of the forward one where it
+takes them.
 
 The L2 is flushed before every launch and providers are rotated. Bandwidth depends on where arrays lie, so all of it is
-repeated at several placements; a provider's figure, and the copy's, is the median at its best one.
+repeated at several placements; a provider's figure, and a copy's, is the median at its best one. Small batches are
+timed inside a captured graph, where the L2 is warm.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import functools
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,123 +27,432 @@ import common
 from tqdm import tqdm
 
 import transformer_rtc
+from transformer_rtc import Field, LaunchConfig
 
+DEVICE = "cuda"
 EPS = 1e-6
 OURS = "transformer_rtc"
 STATIC = "static"
-COPY = "copy"
+TORCH = "torch"
 COMPILED = "torch.compile"
+COPY = "copy by "  # the names of copies begin with it
 CHECKED_ROWS = 32
 WARM_UP = 3
-AWAKE = 5000  # flushes before anything is measured: a third of a second, in which an idle GPU raises its clocks
-# Of the norm of the error to the norm of the result; a peer may round x * rstd before it multiplies by the weight.
-TOLERANCES = {"bfloat16": 5e-3, "float32": 1e-5}
+AWAKE = 1500  # flushes before anything is measured: a third of a second, in which an idle GPU raises its clocks
+# So large a flush hides what the host needs to put a launch, or autograd's several, on the stream.
+FLUSH_BYTES = 1 << 30
+GRAPH_CALLS = 20
+GRAPH_REPLAYS = 50
+# Of the norm of the error to the norm of the result; a peer may round x * rstd before it multiplies by the weight, and
+# float32 sums over rows depend on their order.
+TOLERANCES = {"bfloat16": (5e-3, 5e-3), "float32": (1e-5, 1e-4)}
+
+
+class Operator(NamedTuple):
+    """What an operator must read and write: arrays of rows, and arrays of a row's size."""
+
+    norm: str
+    way: str
+    reads: int
+    writes: int
+    columns: int
+
+
+OPERATORS = {
+    "rms_norm": Operator("rms_norm", "forward", 1, 1, 1),
+    "layer_norm": Operator("layer_norm", "forward", 1, 1, 2),
+    "add_rms_norm": Operator("rms_norm", "add before", 2, 2, 1),
+    "add_layer_norm": Operator("layer_norm", "add before", 2, 2, 2),
+    "rms_norm_add": Operator("rms_norm", "add after", 2, 1, 1),
+    "layer_norm_add": Operator("layer_norm", "add after", 2, 1, 2),
+    "rms_norm_backward": Operator("rms_norm", "backward", 2, 1, 2),
+    "layer_norm_backward": Operator("layer_norm", "backward", 2, 1, 3),
+}
+PLAIN = ("rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward")
 
 # As in shared/reference/peers-h200.md. float32 has half the rows: the same bytes.
 SHAPES = (
     *((32768, hidden) for hidden in (256, 512, 1024, 2048, 4096, 8192)),
     *((2**28 // hidden, hidden) for hidden in (16384, 32768, 65536, 131072, 262144)),
 )
-RAGGED = ((32768, 3000), (32768, 4097), (32768, 5121))
-# Query and key heads inside a packed qkv: name, heads, head_dim; 32 query, 8 key and 8 value heads.
-PACKED_TOKENS, PACKED_HEADS = 32768, 48
-PACKED = (("q", 32, 64), ("k", 8, 64), ("q", 32, 128), ("k", 8, 128))
+ADDED = tuple(shape for shape in SHAPES if shape[1] in (1024, 4096, 8192, 16384, 65536))
+RAGGED = tuple((32768, hidden) for hidden in (3000, 4093, 4097, 5121))
+# Query and key heads inside a packed qkv: of each token 32 query, 8 key and 8 value heads.
+TOKENS, PACKED_HEADS = 32768, 48
+PACKED = {"q": (0, 32), "k": (32, 8)}  # the first head, and how many
+SMALL = tuple((rows, 4096) for rows in (1, 16, 128))
 COMPILED_HIDDEN = (1024, 4096, 8192, 32768, 131072)
 
+# (kind, backward, data type or any, hidden at most): the least ratio to the ceiling; the first that fits a case.
+TARGETS = (
+    ("shape", False, "", 512, None),
+    ("shape", False, "", 262144, 0.95),
+    ("shape", True, "", 512, None),
+    ("shape", True, "bfloat16", 65536, 0.92),
+    ("shape", True, "bfloat16", 262144, 0.85),
+    ("shape", True, "float32", 32768, 0.92),
+    ("shape", True, "float32", 131072, 0.85),
+    ("shape", True, "float32", 262144, 0.55),
+    ("ragged", False, "", 1 << 30, 0.85),
+    ("ragged", True, "", 1 << 30, 0.75),
+    ("packed", False, "", 1 << 30, 0.90),
+    ("packed", True, "", 1 << 30, 0.90),
+)
+
+# Of each of SHAPES in bfloat16: the fastest of torch, torch.compile, Liger 0.8.5, TransformerEngine's kernels and
+# quack 0.6.5, to the copy beside it (which lay badly where the ratio is above 1), on another H200 on 2026-11-20.
+PEERS = {
+    "rms_norm": (0.95, 0.95, 0.98, 0.96, 0.98, 1.02, 1.09, 1.02, 1.10, 0.99, 1.03),
+    "layer_norm": (0.99, 0.91, 0.97, 0.88, 0.91, 0.90, 0.69, 0.69, 0.62, 0.55, 0.43),
+    "rms_norm_backward": (0.59, 0.80, 0.87, 0.86, 0.90, 0.75, 0.58, 0.55, 0.52, 0.43, 0.43),
+    "layer_norm_backward": (0.47, 0.45, 0.76, 0.77, 0.78, 0.74, 0.62, 0.53, 0.48, 0.39, 0.34),
+}
+PEERS_SOURCE = "best peer in peers-h200.md, bfloat16"
+
 EXAMPLES = """examples:
-  python3 benchmarks/bandwidth.py --json bandwidth.json --plot bandwidth.png
-  python3 benchmarks/bandwidth.py --quick
-  python3 benchmarks/bandwidth.py --compile            # torch.compile too, on a few shapes
+  python3 benchmarks/bandwidth.py --compile --json bandwidth.json --plot bandwidth.png
+  python3 benchmarks/bandwidth.py --quick --only rms_norm_backward,layer_norm_backward --dtype bfloat16
   python3 benchmarks/bandwidth.py --from-json bandwidth.json --plot bandwidth.png   # measures nothing
 """
 
-Call = Callable[[Any, Any], Any]  # (x, weight) -> y
-
 
 class Case(NamedTuple):
-    """A shape. `kind` is "peers", "ragged" or "packed"; a row of a packed one is a token, with heads in it."""
+    """An operator on a shape. `kind` is "shape", "ragged", "packed" (a row is a token, with heads in it) or "small"."""
 
+    operator: str
     kind: str
-    name: str
     dtype: str
     rows: int
     hidden: int
-    heads: int = 0
+    part: str = ""  # of a packed qkv
+    per_head: bool = False
+
+    @property
+    def does(self) -> Operator:
+        return OPERATORS[self.operator]
+
+    @property
+    def backward(self) -> bool:
+        return self.does.way == "backward"
+
+    @property
+    def heads(self) -> int:
+        return PACKED[self.part][1] if self.part else 1
+
+    @property
+    def shape(self) -> str:
+        if not self.part:
+            return f"{self.rows}x{self.hidden}"
+        return f"{self.part} {self.rows}x{self.heads}x{self.hidden}{' per head' if self.per_head else ''}"
 
     @property
     def compiled(self) -> bool:
-        return self.kind == "peers" and self.dtype == "bfloat16" and self.hidden in COMPILED_HIDDEN
+        """Whether torch.compile is measured."""
+        if self.kind == "small":
+            return self.does.way == "forward"  # autograd's nodes are not captured
+        return self.kind == "shape" and self.dtype == "bfloat16" and self.hidden in COMPILED_HIDDEN
+
+    @property
+    def target(self) -> float | None:
+        for kind, backward, dtype, most, ratio in TARGETS:
+            if (kind, backward) == (self.kind, self.backward) and dtype in ("", self.dtype) and self.hidden <= most:
+                return ratio
+        return None
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one array of rows."""
+        return self.rows * self.heads * self.hidden * (4 if self.dtype == "float32" else 2)
+
+    @property
+    def moved_bytes(self) -> int:
+        does = self.does
+        column_bytes = self.row_bytes // (self.rows * (1 if self.per_head else self.heads))
+        return (does.reads + does.writes) * self.row_bytes + does.columns * column_bytes
 
 
-def cases() -> list[Case]:
+def cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
     found = []
-    for dtype, divisor in (("bfloat16", 1), ("float32", 2)):
-        for kind, shapes in (("peers", SHAPES), ("ragged", RAGGED)):
-            for rows, hidden in shapes:
-                found.append(Case(kind, f"{rows // divisor}x{hidden}", dtype, rows // divisor, hidden))
-    for name, heads, head_dim in PACKED:
-        title = f"{name} of packed qkv, {PACKED_TOKENS}x{heads}x{head_dim}"
-        found.append(Case("packed", title, "bfloat16", PACKED_TOKENS, head_dim, heads))
+    for dtype in dtypes:
+        divisor = 2 if dtype == "float32" else 1
+        for operator in only:
+            plain = operator in PLAIN
+            for kind, shapes in (("shape", SHAPES if plain else ADDED), ("ragged", RAGGED if plain else ())):
+                found += [Case(operator, kind, dtype, rows // divisor, hidden) for rows, hidden in shapes]
+    if "bfloat16" in dtypes:
+        for operator, sizes in (("rms_norm", (64, 128, 256)), ("rms_norm_backward", (128,))):
+            if operator in only:
+                found += [
+                    Case(operator, "packed", "bfloat16", TOKENS, hidden, part, per_head)
+                    for hidden in sizes
+                    for part in PACKED
+                    for per_head in (False, True)
+                ]
+        # Last: what a failed capture leaves behind cannot reach others.
+        for operator in only:
+            if operator in PLAIN or operator == "add_rms_norm":
+                found += [Case(operator, "small", "bfloat16", rows, hidden) for rows, hidden in SMALL]
     return found
 
 
-# ---- Providers: each returns (hidden, dtype) -> Call, or raises ImportError ------------------------------------------
+# ---- Arrays and what is expected of them -----------------------------------------------------------------------------
 
 
-def ours(hidden: int, dtype: Any) -> Call:
-    return lambda x, weight: transformer_rtc.rms_norm(x, weight, EPS)
+class Arrays(NamedTuple):
+    """Of a call; those that its operator does not have are None."""
+
+    x: Any
+    other: Any  # the residual, or dy
+    weight: Any
+    bias: Any
+    mean: Any
+    rstd: Any
+    read: tuple[Any, ...]  # arrays of rows without gaps: what a copy of as many bytes reads
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-def ours_static(hidden: int, dtype: Any) -> Call:
-    def call(x: Any, weight: Any) -> Any:
-        with transformer_rtc.using("static"):
-            return transformer_rtc.rms_norm(x, weight, EPS)
+def make_arrays(torch: Any, case: Case) -> Arrays:
+    def normal(*shape: int) -> Any:
+        return torch.empty(shape, dtype=getattr(torch, case.dtype), device=DEVICE).normal_()
 
-    return call
+    centred = case.does.norm == "layer_norm"
+    if case.part:
+        first, heads = PACKED[case.part]
+        x = normal(case.rows, PACKED_HEADS, case.hidden)[:, first : first + heads]
+    else:
+        x = normal(case.rows, case.hidden)
+    other = normal(*x.shape) if case.does.reads == 2 else None
+    weight = normal(*((case.heads,) if case.per_head else ()), case.hidden)
+    bias = normal(case.hidden) if centred else None
+    mean = rstd = None
+    if case.backward:
+        values = x.float()
+        if centred:
+            mean = values.mean(-1)
+            values = values - mean.unsqueeze(-1)
+        rstd = torch.rsqrt(values.square().mean(-1) + EPS)
+    contiguous = x.contiguous()
+    return Arrays(x, other, weight, bias, mean, rstd, (contiguous,) if other is None else (contiguous, other))
 
 
-def torch_eager(hidden: int, dtype: Any) -> Call:
-    from torch.nn import functional
+class Expected(NamedTuple):
+    """Results in float64: of outputs of rows, some rows only."""
 
-    return lambda x, weight: functional.rms_norm(x, (hidden,), weight, EPS)
+    some: Any
+    rows: list[Any]
+    columns: list[Any]
 
 
-def torch_compiled(hidden: int, dtype: Any) -> Call:
-    import torch
+def expected(torch: Any, case: Case, arrays: Arrays) -> Expected:
+    weight, bias = arrays.weight.double(), 0.0 if arrays.bias is None else arrays.bias.double()
 
+    def normalized(x: Any) -> tuple[Any, Any]:
+        x = x.double()
+        if case.does.norm == "layer_norm":
+            x = x - x.mean(-1, keepdim=True)
+        rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+        return x * rstd, rstd
+
+    some = torch.linspace(0, case.rows - 1, min(case.rows, CHECKED_ROWS), device=DEVICE).long()
+    x, other = arrays.x[some], None if arrays.other is None else arrays.other[some]
+    if case.does.way == "add before":
+        total = x + other
+        return Expected(some, [normalized(total)[0] * weight + bias, total.double()], [])
+    x_hat, rstd = normalized(x)
+    if not case.backward:
+        return Expected(some, [x_hat * weight + bias + (0.0 if other is None else other.double())], [])
+    g = other.double() * weight
+    dx = g - x_hat * (g * x_hat).mean(-1, keepdim=True)
+    if case.does.norm == "layer_norm":
+        dx = dx - g.mean(-1, keepdim=True)
+    dweight = torch.zeros_like(weight)
+    dbias = torch.zeros_like(weight)
+    step = max(1, 2**24 // (case.heads * case.hidden))
+    for first in range(0, case.rows, step):
+        dy = arrays.other[first : first + step].double()
+        dweight += (dy * normalized(arrays.x[first : first + step])[0]).sum_to_size(weight.shape)
+        dbias += dy.sum_to_size(weight.shape)
+    return Expected(some, [rstd * dx], [dweight] if arrays.bias is None else [dweight, dbias])
+
+
+def check(torch: Any, call: Callable[[], Any], case: Case, arrays: Arrays, wanted: Expected) -> str | None:
+    """Return what is wrong with a provider's results, or None."""
+    like = [arrays.read[0]] * len(wanted.rows) + [arrays.weight] * len(wanted.columns)
+    # NaNs in the memory that the allocator hands out next for arrays of these sizes.
+    poisoned = [torch.full_like(one, math.nan) for one in like]
+    del poisoned
+    found = call()
+    found = found if isinstance(found, (tuple, list)) else (found,)
+    torch.cuda.synchronize()
+    if len(found) != len(like):
+        return f"{len(found)} results instead of {len(like)}"
+    of_rows, of_columns = TOLERANCES[case.dtype]
+    exact = [(one, of_rows) for one in wanted.rows] + [(one, of_columns) for one in wanted.columns]
+    for number, (result, one, (reference, tolerance)) in enumerate(zip(found, like, exact, strict=True)):
+        if result.shape != one.shape or result.dtype != one.dtype:
+            return f"result {number}: {tuple(result.shape)} {result.dtype} for {tuple(one.shape)} {one.dtype}"
+        if not bool(torch.isfinite(result).all()):
+            return f"result {number} has elements that are not finite"
+        some = result[wanted.some] if number < len(wanted.rows) else result
+        deviation = float((some.double() - reference).norm() / reference.norm())
+        if not deviation <= tolerance:
+            return f"result {number} has a relative error of {deviation:.1e}"
+    return None
+
+
+# ---- Providers: each returns (arrays) -> call, or raises -------------------------------------------------------------
+
+Call = Callable[[], Any]
+Bind = Callable[[Arrays], Call]
+Maker = Callable[[Any, Case], Bind]
+
+
+class UnsupportedError(Exception):
+    """A provider does not have the operator."""
+
+
+def ours(torch: Any, case: Case) -> Bind:
+    function = getattr(transformer_rtc, case.operator)
+
+    def bind(arrays: Arrays) -> Call:
+        if not case.backward:
+            rows = (arrays.x,) if arrays.other is None else (arrays.x, arrays.other)
+            return functools.partial(function, *rows, *arrays.columns, EPS)
+        statistics = {"rstd": arrays.rstd} if arrays.mean is None else {"mean": arrays.mean, "rstd": arrays.rstd}
+        return functools.partial(function, arrays.other, arrays.x, arrays.weight, EPS, **statistics)
+
+    return bind
+
+
+def ours_static(torch: Any, case: Case) -> Bind:
+    def bind(arrays: Arrays) -> Call:
+        call = ours(torch, case)(arrays)
+
+        def using_static() -> Any:
+            with transformer_rtc.using("static"):
+                return call()
+
+        return using_static
+
+    return bind
+
+
+def in_torch(torch: Any, case: Case) -> Callable[..., Any]:
+    """Return the operator, or the one whose gradient it is, in torch's operators."""
+    norm = getattr(torch.nn.functional, case.does.norm)
+    shape = (case.hidden,)
+
+    def plain(x: Any, *columns: Any) -> Any:
+        return norm(x, shape, *columns, EPS)
+
+    def per_head(x: Any, weight: Any) -> Any:
+        return norm(x, shape, None, EPS) * weight
+
+    def add_before(x: Any, residual: Any, *columns: Any) -> Any:
+        total = x + residual
+        return norm(total, shape, *columns, EPS), total
+
+    def add_after(x: Any, residual: Any, *columns: Any) -> Any:
+        return residual + norm(x, shape, *columns, EPS)
+
+    if case.per_head:
+        return per_head
+    return {"add before": add_before, "add after": add_after}.get(case.does.way, plain)
+
+
+def of_function(torch: Any, case: Case, function: Callable[..., Any]) -> Bind:
+    """Bind a function to its arrays; for a backward case, the gradient of a call that is made here, untimed."""
+
+    def bind(arrays: Arrays) -> Call:
+        if not case.backward:
+            rows = (arrays.x,) if arrays.other is None else (arrays.x, arrays.other)
+            return functools.partial(function, *rows, *arrays.columns)
+        leaves = [array.detach().requires_grad_() for array in (arrays.x, *arrays.columns)]
+        with torch.enable_grad():
+            y = function(*leaves)
+        return lambda: torch.autograd.grad(y, leaves, arrays.other, retain_graph=True)
+
+    return bind
+
+
+def torch_eager(torch: Any, case: Case) -> Bind:
+    aten, shape = torch.ops.aten, [case.hidden]
+    plain = of_function(torch, case, in_torch(torch, case))
+
+    def layer_norm_backward(arrays: Arrays) -> Call:
+        _, mean, rstd = aten.native_layer_norm(arrays.x, shape, *arrays.columns, EPS)
+        operands = (arrays.other, arrays.x, shape, mean, rstd, *arrays.columns, [True] * 3)
+        return functools.partial(aten.native_layer_norm_backward, *operands)
+
+    def rms_norm_backward(arrays: Arrays) -> Call:
+        with suppress(AttributeError, RuntimeError):  # a torch without these operators
+            _, rstd = aten._fused_rms_norm(arrays.x, shape, arrays.weight, EPS)
+            operands = (arrays.other, arrays.x, shape, rstd, arrays.weight, [True] * 2)
+            call = functools.partial(aten._fused_rms_norm_backward, *operands)
+            call()
+            return call
+        return plain(arrays)
+
+    if not case.backward or case.per_head:
+        return plain
+    return layer_norm_backward if case.does.norm == "layer_norm" else rms_norm_backward
+
+
+def torch_compiled(torch: Any, case: Case) -> Bind:
     torch._dynamo.reset()  # else the compiles of earlier shapes count against its limit of recompiles
-    compiled: Call = torch.compile(torch_eager(hidden, dtype), dynamic=False)
-    return compiled
+    with suppress(Exception):  # a compiled gradient is asked for again and again, and must keep what it saved
+        import torch._functorch.config as functorch
+
+        functorch.donated_buffer = False
+    return of_function(torch, case, torch.compile(in_torch(torch, case), dynamic=False))
 
 
-def liger(hidden: int, dtype: Any) -> Call:
+def liger(torch: Any, case: Case) -> Bind:
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    return lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
+    refuse_all_but_plain(case)
+    if case.does.norm == "layer_norm":
+        return of_function(torch, case, lambda x, *columns: LigerLayerNormFunction.apply(x, *columns, EPS))
+    call = LigerRMSNormFunction.apply
+    return of_function(torch, case, lambda x, weight: call(x, weight, EPS, 0.0, "llama", False))
 
 
-def quack(hidden: int, dtype: Any) -> Call:
+def quack(torch: Any, case: Case) -> Bind:
     from quack.rmsnorm import rmsnorm
 
-    return lambda x, weight: rmsnorm(x, weight, eps=EPS)
+    refuse_all_but_plain(case)
+    if case.does.norm == "layer_norm":
+        raise UnsupportedError  # it takes float32 weights only
+    return of_function(torch, case, lambda x, weight: rmsnorm(x, weight, eps=EPS))
 
 
-def transformer_engine(hidden: int, dtype: Any) -> Call:
-    from transformer_engine.pytorch import RMSNorm
+def transformer_engine(torch: Any, case: Case) -> Bind:
+    from transformer_engine import pytorch
 
-    module = RMSNorm(hidden, eps=EPS, dtype=dtype, device="cuda")
+    refuse_all_but_plain(case)
+    make = {"rms_norm": pytorch.RMSNorm, "layer_norm": pytorch.LayerNorm}[case.does.norm]
+    module = make(case.hidden, eps=EPS, dtype=getattr(torch, case.dtype), device=DEVICE)
 
-    def call(x: Any, weight: Any) -> Any:
-        module.weight.data = weight
+    def call(x: Any, *columns: Any) -> Any:
+        module._parameters.update(zip(("weight", "bias"), columns, strict=False))
         return module(x)
 
-    return call
+    return of_function(torch, case, call)
 
 
-PROVIDERS: dict[str, Callable[[int, Any], Call]] = {
+def refuse_all_but_plain(case: Case) -> None:
+    if case.per_head or case.does.way.startswith("add"):
+        raise UnsupportedError
+
+
+PROVIDERS: dict[str, Maker] = {
     OURS: ours,
     STATIC: ours_static,
-    "torch": torch_eager,
+    TORCH: torch_eager,
     COMPILED: torch_compiled,
     "Liger": liger,
     "quack": quack,
@@ -146,62 +460,7 @@ PROVIDERS: dict[str, Callable[[int, Any], Call]] = {
 }
 
 
-# ---- Measurement -----------------------------------------------------------------------------------------------------
-
-
-class Arrays(NamedTuple):
-    x: Any
-    weight: Any
-    contiguous: Any  # x's elements without gaps: what a copy of as many bytes reads
-
-
-def make_arrays(torch: Any, case: Case) -> Arrays:
-    dtype = getattr(torch, case.dtype)
-    weight = torch.randn(case.hidden, device="cuda").to(dtype)
-    if not case.heads:
-        x = torch.empty(case.rows, case.hidden, dtype=dtype, device="cuda").normal_()
-        return Arrays(x, weight, x)
-    qkv = torch.empty(case.rows, PACKED_HEADS, case.hidden, dtype=dtype, device="cuda").normal_()
-    first = 0 if case.name.startswith("q") else 32
-    x = qkv[:, first : first + case.heads]
-    return Arrays(x, weight, x.contiguous())
-
-
-def moved_bytes(arrays: Arrays) -> int:
-    weight = arrays.weight
-    return int(2 * arrays.x.numel() * arrays.x.element_size() + weight.numel() * weight.element_size())
-
-
-def copy(torch: Any, source: Any) -> Any:
-    return torch.empty_like(source).copy_(source)
-
-
-def poison_next_output(torch: Any, like: Any) -> None:
-    """Leave NaNs in the memory that the allocator hands out next for an array of this size."""
-    torch.full_like(like, math.nan)
-
-
-def check(torch: Any, call: Call, case: Case, arrays: Arrays) -> str | None:
-    """Return what is wrong with a provider's result, or None."""
-    x, weight, contiguous = arrays
-    poison_next_output(torch, contiguous)
-    try:
-        y = call(x, weight)
-        torch.cuda.synchronize()
-    except Exception as error:  # a peer may refuse a shape in any way
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    if y.shape != x.shape or y.dtype != x.dtype:
-        return f"{tuple(y.shape)} {y.dtype} returned for {tuple(x.shape)} {x.dtype}"
-    if not bool(torch.isfinite(y).all()):
-        return "elements that are not finite"
-    some = torch.linspace(0, case.rows - 1, CHECKED_ROWS, device="cuda").long()
-    exact = x[some].double()
-    exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + EPS) * weight.double()
-    deviation = float((y[some].double() - exact).norm() / exact.norm())
-    return None if deviation <= TOLERANCES[case.dtype] else f"a relative error of {deviation:.1e}"
-
-
-def importable(torch: Any, with_compile: bool) -> tuple[dict[str, Callable[[int, Any], Call]], dict[str, str]]:
+def importable(torch: Any, with_compile: bool) -> tuple[dict[str, Maker], dict[str, str]]:
     """Return the providers that this machine has, and why the others are absent."""
     found, absent = {}, {}
     for name, make in PROVIDERS.items():
@@ -211,115 +470,329 @@ def importable(torch: Any, with_compile: bool) -> tuple[dict[str, Callable[[int,
             absent[name] = "measured with --compile"
         else:
             try:
-                make(256, torch.bfloat16)
+                make(torch, Case("rms_norm", "shape", "bfloat16", 1, 256))
                 found[name] = make
             except Exception as error:  # of an import, that can fail in any way
-                absent[name] = f"{type(error).__name__}: {error}"
+                absent[name] = reason(error)
     return found, absent
 
 
+# ---- Copies: the ceiling ---------------------------------------------------------------------------------------------
+
+STREAM_THREADS = 256
+
+
+def stream_kernel(reads: int, writes: int, vectors: int) -> Any:
+    """Return a kernel that reads arrays, and writes their first and their sum; a thread moves so many 16 bytes."""
+    names = [f"in{index}" for index in range(reads)] + [f"out{index}" for index in range(writes)]
+    each = f"#pragma unroll\n  for (int v = 0; v < {vectors}; ++v) if (at + v * {STREAM_THREADS} < params.vectors)"
+    index = f"[at + v * {STREAM_THREADS}]"
+    body = [f"  {each} a[v] = ((const uint4*)params.in0){index};"]
+    if reads == 2:
+        body.append(f"  {each} b[v] = ((const uint4*)params.in1){index};")
+        total = "make_uint4(a[v].x + b[v].x, a[v].y + b[v].y, a[v].z + b[v].z, a[v].w + b[v].w)"
+        body.append(f"  {each} ((uint4*)params.out0){index} = {total};")
+    else:
+        body.append(f"  {each} ((uint4*)params.out0){index} = a[v];")
+    if writes == 2:
+        body.append(f"  {each} ((uint4*)params.out1){index} = a[v];")
+    name = f"stream_{reads}r{writes}w_{vectors}"
+    text = "\n".join(
+        (
+            f'extern "C" __global__ void __launch_bounds__({STREAM_THREADS})',
+            f"{name}(const __grid_constant__ Params params) {{",
+            f"  const long long at = (long long)blockIdx.x * {STREAM_THREADS * vectors} + threadIdx.x;",
+            f"  uint4 a[{vectors}]{f', b[{vectors}]' if reads == 2 else ''};",
+            *body,
+            "}\n",
+        )
+    )
+    fields = (*(Field(name, "pointer") for name in names), Field("vectors", "int64"))
+    return transformer_rtc.manager.compile(text, name, fields, device=0)
+
+
+def stream(torch: Any, case: Case, vectors: int) -> Bind:
+    does = case.does
+    kernel = stream_kernel(does.reads, does.writes, vectors)
+    count = case.row_bytes // 16
+    launch = LaunchConfig((-(-count // (STREAM_THREADS * vectors)), 1, 1), (STREAM_THREADS, 1, 1))
+
+    def bind(arrays: Arrays) -> Call:
+        read = {f"in{index}": array.data_ptr() for index, array in enumerate(arrays.read)}
+
+        def call() -> Any:
+            outputs = [torch.empty_like(arrays.read[0]) for _ in range(does.writes)]
+            written = {f"out{index}": array.data_ptr() for index, array in enumerate(outputs)}
+            values = {**read, **written, "vectors": count}
+            kernel.launch(launch, values, torch.cuda.current_stream().cuda_stream)
+            return outputs
+
+        return call
+
+    return bind
+
+
+def torch_copy(torch: Any, case: Case) -> Bind:
+    def bind(arrays: Arrays) -> Call:
+        if case.does.reads == 2:
+            return lambda: torch.add(*arrays.read)
+        return lambda: torch.empty_like(arrays.read[0]).copy_(arrays.read[0])
+
+    if case.does.writes == 2:
+        raise UnsupportedError
+    return bind
+
+
+COPIES: dict[str, Maker] = {
+    f"{COPY}torch": torch_copy,
+    **{
+        f"{COPY}{vectors} vectors a thread": functools.partial(stream, vectors=vectors)  # as many loads in flight
+        for vectors in (2, 4)
+    },
+}
+
+
+# ---- Measurement -----------------------------------------------------------------------------------------------------
+
+
+def reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+class Provided:
+    """The providers of a case, but for those that fail."""
+
+    def __init__(self, torch: Any, case: Case, makers: Mapping[str, Maker]) -> None:
+        self._torch, self._case = torch, case
+        self._binds: dict[str, Bind] = {}
+        self.failures: dict[str, str] = {}
+        for name, make in makers.items():
+            if name != COMPILED or case.compiled:
+                try:
+                    self._binds[name] = make(torch, case)
+                except UnsupportedError:
+                    continue
+                except Exception as error:  # a peer may refuse a case in any way
+                    self.failures[name] = reason(error)
+
+    def calls(self, arrays: Arrays, wanted: Expected | None = None) -> dict[str, Call]:
+        """Return each provider's call; with `wanted`, only of those whose results are right."""
+        found: dict[str, Call] = {}
+        for name, bind in list(self._binds.items()):
+            try:
+                call = bind(arrays)
+                problem = None
+                if wanted is not None and name.startswith(COPY):
+                    call()
+                    self._torch.cuda.synchronize()
+                elif wanted is not None:
+                    problem = check(self._torch, call, self._case, arrays, wanted)
+            except Exception as error:
+                problem = reason(error)
+            if problem:
+                self.failures[name] = problem
+                del self._binds[name]
+            else:
+                found[name] = call
+        return found
+
+
 def measure(
-    torch: Any,
-    case: Case,
-    makers: dict[str, Callable[[int, Any], Call]],
-    placements: int,
-    repetitions: int,
-    flush: common.L2Flush,
+    torch: Any, case: Case, makers: Mapping[str, Maker], placements: int, repetitions: int, flush: common.L2Flush
 ) -> dict[str, Any]:
-    dtype = getattr(torch, case.dtype)
-    calls = {name: make(case.hidden, dtype) for name, make in makers.items() if name != COMPILED or case.compiled}
-    failures: dict[str, str] = {}
-    measured = []
+    provided = Provided(torch, case, {**makers, **COPIES})
+    measured: list[dict[str, Any]] = []
     held = []
     for placement in range(placements):
         arrays = make_arrays(torch, case)
-        if placement == 0:
-            found = {name: check(torch, call, case, arrays) for name, call in calls.items()}
-            failures = {name: problem for name, problem in found.items() if problem}
-            calls = {name: call for name, call in calls.items() if name not in failures}
-        x, weight, contiguous = arrays
-        providers: dict[str, Callable[[], object]] = {
-            name: functools.partial(call, x, weight) for name, call in calls.items()
-        }
-        providers[COPY] = functools.partial(copy, torch, contiguous)
-        common.time_rotated(torch, providers, WARM_UP, flush)
-        times = common.time_rotated(torch, providers, repetitions, flush)
+        calls = provided.calls(arrays, expected(torch, case, arrays) if placement == 0 else None)
+        common.time_rotated(torch, calls, WARM_UP, flush)
+        times = common.time_rotated(torch, calls, repetitions, flush)
         measured.append({name: common.spread(values) for name, values in times.items()})
         # Keeps this placement's inputs, and takes the memory its outputs had: the next one is elsewhere.
-        held.append((arrays, torch.empty_like(contiguous)))
-    result = {
-        "case": case._asdict(),
-        "bytes": moved_bytes(arrays),
-        "copy_bytes": 2 * contiguous.numel() * contiguous.element_size(),
-        "us_by_placement": measured,
-        "failures": failures,
+        held.append((arrays, torch.empty_like(arrays.read[0])))
+    return {"us_by_placement": measured, "failures": provided.failures}
+
+
+def measure_small(torch: Any, case: Case, makers: Mapping[str, Maker]) -> dict[str, Any]:
+    """Return device us per call of a captured graph's replays."""
+    provided = Provided(torch, case, makers)
+    arrays = make_arrays(torch, case)
+    replays: dict[str, Call] = {}
+    graphs = []
+    for name, call in provided.calls(arrays, expected(torch, case, arrays)).items():
+        for _ in range(WARM_UP):
+            call()
+        torch.cuda.synchronize()
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(GRAPH_CALLS):
+                    call()
+            graph.replay()
+            torch.cuda.synchronize()
+        except Exception as error:
+            provided.failures[name] = reason(error)
+            continue
+        graphs.append(graph)
+        replays[name] = graph.replay
+    times = common.time_rotated(torch, replays, GRAPH_REPLAYS, lambda _: torch.cuda.synchronize())
+    per_call = {name: common.spread([time / GRAPH_CALLS for time in values]) for name, values in times.items()}
+    return {"us_by_placement": [per_call], "failures": provided.failures}
+
+
+def measure_all(torch: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    placements, repetitions = (1, 8) if arguments.quick else (2, 20)
+    makers, absent = importable(torch, arguments.compile)
+    flush = common.L2Flush(torch, FLUSH_BYTES)
+    for value in range(AWAKE):
+        flush(value)
+    result: dict[str, Any] = {
+        "environment": common.environment(),
+        "placements": placements,
+        "repetitions": repetitions,
+        "absent": absent,
+        "cases": [],
     }
-    del arrays, x, weight, contiguous, providers, held
-    torch.cuda.empty_cache()
+    progress = tqdm(cases(arguments.only, arguments.dtype), desc="bandwidth", unit="case")
+    for case in progress:
+        progress.set_postfix_str(f"{case.operator} {case.dtype} {case.shape}")
+        broken = False
+        try:
+            if case.kind == "small":
+                measured = measure_small(torch, case, makers)
+            else:
+                measured = measure(torch, case, makers, placements, repetitions, flush)
+        except Exception as error:  # such as of memory: the next case may well fit
+            measured = {"us_by_placement": [], "failures": {"the case": reason(error)}}
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except Exception as error:  # a kernel has failed, and this process can launch no more
+            measured["failures"]["the process"] = reason(error)
+            broken = True
+        result["cases"].append({"case": case._asdict(), **measured})
+        common.write_json(arguments.json, result)
+        if broken:
+            break
     return result
 
 
 # ---- Report ----------------------------------------------------------------------------------------------------------
 
 
-def best(measured: dict[str, Any], provider: str) -> dict[str, float] | None:
-    """Return a provider's times at its best placement."""
-    found = [placement[provider] for placement in measured["us_by_placement"] if provider in placement]
-    return min(found, key=lambda times: times["median"]) if found else None
+class Measured:
+    """A case's times, and what follows from them."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.case = Case(**found["case"])
+        self.failures: dict[str, str] = found["failures"]
+        self._placements: list[dict[str, dict[str, float]]] = found["us_by_placement"]
+        self.names = list(dict.fromkeys(name for placement in self._placements for name in placement))
+
+    def times(self, provider: str) -> dict[str, float] | None:
+        """Return a provider's times at its best placement."""
+        found = [placement[provider] for placement in self._placements if provider in placement]
+        return min(found, key=lambda times: times["median"]) if found else None
+
+    def speed(self, provider: str) -> float | None:
+        """Return GB/s."""
+        times, case = self.times(provider), self.case
+        copied = (case.does.reads + case.does.writes) * case.row_bytes
+        return (copied if provider.startswith(COPY) else case.moved_bytes) / times["median"] / 1e3 if times else None
+
+    @property
+    def ceiling(self) -> float | None:
+        return max((self.speed(name) or 0.0 for name in self.names if name.startswith(COPY)), default=None)
+
+    @property
+    def best_peer(self) -> str | None:
+        peers = [name for name in self.names if name not in (OURS, STATIC) and not name.startswith(COPY)]
+        return max(peers, key=lambda name: self.speed(name) or 0.0, default=None)
+
+    def ratio(self, provider: str) -> float | None:
+        """Return the speed to the ceiling's."""
+        speed, ceiling = self.speed(provider), self.ceiling
+        return speed / ceiling if speed and ceiling else None
 
 
-def gigabytes_per_second(measured: dict[str, Any], provider: str) -> float | None:
-    times = best(measured, provider)
-    moved = measured["copy_bytes" if provider == COPY else "bytes"]
-    return moved / times["median"] / 1e3 if times else None
+def form(value: float | None, how: str) -> str | None:
+    return None if value is None else format(value, how)
 
 
-def ratio(measured: dict[str, Any], provider: str, other: str = COPY) -> float | None:
-    mine, theirs = gigabytes_per_second(measured, provider), gigabytes_per_second(measured, other)
-    return mine / theirs if mine and theirs else None
-
-
-def names_measured(result: dict[str, Any]) -> list[str]:
-    seen = {name for measured in result["cases"] for placement in measured["us_by_placement"] for name in placement}
-    return [name for name in PROVIDERS if name in seen]
+def spread_of(times: dict[str, float] | None) -> str | None:
+    return times and f"{(times['p90'] - times['p10']) / times['median']:.1%}"
 
 
 def print_report(result: dict[str, Any]) -> None:
     common.print_environment(result["environment"])
-    names = names_measured(result)
-    peers = [name for name in names if name not in (OURS, STATIC)]
-    others = [name for name in names if name != OURS]
-
-    def text(value: float | None, form: str) -> str | None:
-        return None if value is None else format(value, form)
-
-    rows = []
-    for measured in result["cases"]:
-        mine = best(measured, OURS)
-        fastest = max(peers, key=lambda name: gigabytes_per_second(measured, name) or 0.0)
+    every = [Measured(found) for found in result["cases"]]
+    large = [one for one in every if one.case.kind != "small"]
+    small = [one for one in every if one.case.kind == "small"]
+    extra = [name for name in PROVIDERS if name not in (OURS, TORCH) and any(name in one.names for one in every)]
+    rows: list[tuple[object, ...]] = []
+    for one in large:
+        peer, mine = one.best_peer, one.speed(OURS)
+        theirs = one.speed(peer) if peer else None
         rows.append(
             (
-                f"{measured['case']['dtype']} {measured['case']['name']}",
-                text(gigabytes_per_second(measured, COPY), ".0f"),
-                text(gigabytes_per_second(measured, OURS), ".0f"),
-                mine and f"{(mine['p90'] - mine['p10']) / mine['median']:.1%}",
-                text(ratio(measured, OURS), ".3f"),
-                text(ratio(measured, OURS, fastest), ".3f"),
-                *(text(gigabytes_per_second(measured, name), ".0f") for name in others),
+                one.case.operator,
+                one.case.dtype,
+                one.case.shape,
+                form(mine, ".0f"),
+                form(one.ratio(OURS), ".3f"),
+                form(mine / theirs if mine and theirs else None, ".2f"),
+                peer,
+                spread_of(one.times(OURS)),
+                form(one.ceiling, ".0f"),
+                *(form(one.speed(name), ".0f") for name in (TORCH, *extra)),
             )
         )
-    print(common.table(("GB/s", COPY, OURS, "p10-p90", "/ copy", "/ best peer", *others), rows))
-    copies = [gigabytes_per_second(measured, COPY) or 0.0 for measured in result["cases"]]
-    print(
-        f"\nbest copy of the run: {max(copies):.0f} GB/s\n"
-        f"of each provider and shape: the median of {result['repetitions']} at the best of {result['placements']} "
-        "placements; the L2 flushed before every launch; every provider allocates its output"
-    )
-    for name, reason in result["absent"].items():
-        print(f"not measured: {name}: {reason}")
-    for measured in result["cases"]:
-        for name, problem in measured["failures"].items():
-            print(f"FAILED: {name}: {measured['case']['dtype']} {measured['case']['name']}: {problem}")
+    if rows:
+        headings = ("operator", "dtype", "shape", "GB/s", "/ ceiling", "/ best peer", "best peer", "p10-p90")
+        print(common.table((*headings, "ceiling", TORCH, *extra), rows))
+        print(
+            f"\nof each provider and case: the median of {result['repetitions']} at the best of {result['placements']} "
+            "placements; the L2 flushed before every launch; every provider allocates its outputs\n"
+        )
+    rows = []
+    for one in small:
+        mine, theirs = one.times(OURS), one.times(TORCH)
+        rows.append(
+            (
+                one.case.operator,
+                one.case.dtype,
+                one.case.shape,
+                *(form((one.times(name) or {}).get("median"), ".2f") for name in (OURS, TORCH, *extra)),
+                form(theirs["median"] / mine["median"] if mine and theirs else None, ".2f"),
+                spread_of(mine),
+            )
+        )
+    if rows:
+        print(common.table(("operator", "dtype", "shape", OURS, TORCH, *extra, "x torch", "p10-p90"), rows))
+        print(f"\nus of the device per call, of {GRAPH_CALLS} in a captured graph, the L2 warm\n")
+    print_verdict(large, result["absent"])
+    failed: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+    for one in every:
+        for failure in one.failures.items():
+            failed[failure].append(f"{one.case.operator} {one.case.dtype} {one.case.shape}")
+    for (name, problem), where in failed.items():
+        print(f"FAILED: {name}: {problem}\n  {'; '.join(where)}")
+
+
+def print_verdict(measured: Sequence[Measured], absent: Mapping[str, str]) -> None:
+    aimed = [(one, one.case.target, one.ratio(OURS)) for one in measured if one.case.target]
+    below = [(one.case, target, ratio) for one, target, ratio in aimed if ratio is None or ratio < (target or 0.0)]
+    rows = [
+        (case.operator, case.dtype, case.shape, form(ratio, ".3f"), target)
+        for case, target, ratio in sorted(below, key=lambda row: (row[2] or 0.0) - (row[1] or 0.0))
+    ]
+    print(f"below the target: {len(below)} of {len(aimed)} cases")
+    if rows:
+        print(common.table(("operator", "dtype", "shape", "/ ceiling", "target"), rows))
+    print()
+    for name, why in absent.items():
+        print(f"not measured: {name}: {why}")
 
 
 def plot(result: dict[str, Any], path: str) -> None:
@@ -328,34 +801,49 @@ def plot(result: dict[str, Any], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = names_measured(result)
+    every = [Measured(found) for found in result["cases"]]
     colors = {name: f"C{index}" for index, name in enumerate(PROVIDERS)}
-    figure, axes = pyplot.subplots(3, 1, figsize=(10, 13))
-    for axis, dtype in zip(axes, TOLERANCES, strict=False):
-        shapes = [one for one in result["cases"] if (one["case"]["kind"], one["case"]["dtype"]) == ("peers", dtype)]
-        hidden = [one["case"]["hidden"] for one in shapes]
-        for name in names:
-            points = [(size, ratio(one, name)) for size, one in zip(hidden, shapes, strict=True) if ratio(one, name)]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", markersize=4, color=colors[name], label=name)
+    figure, axes = pyplot.subplot_mosaic(
+        [["rms_norm", "layer_norm"], ["rms_norm_backward", "layer_norm_backward"], ["others", "others"]],
+        figsize=(14, 16),
+    )
+    sizes = [hidden for _, hidden in SHAPES]
+    for operator in PLAIN:
+        axis = axes[operator]
+        for dtype, line in (("bfloat16", "-"), ("float32", "--")):
+            shapes = [
+                one for one in every if (one.case.operator, one.case.kind, one.case.dtype) == (operator, "shape", dtype)
+            ]
+            for name in (OURS, TORCH, COMPILED):
+                points = [(one.case.hidden, one.ratio(name)) for one in shapes if one.ratio(name)]
+                if points:
+                    label = f"{name}, {dtype}"
+                    axis.plot(
+                        *zip(*points, strict=True), line, marker="o", markersize=4, color=colors[name], label=label
+                    )
+        axis.plot(sizes, PEERS[operator], ":", marker="x", markersize=5, color="black", label=PEERS_SOURCE)
         axis.set_xscale("log", base=2)
-        axis.set_xticks(hidden, [str(size) for size in hidden], rotation=30)
-        axis.set(xlabel="hidden size", title=f"rms_norm forward, {dtype}")
-    odd = [one for one in result["cases"] if one["case"]["kind"] != "peers"]
+        axis.set_xticks(sizes, [str(size) for size in sizes], rotation=30)
+        axis.set(xlabel="hidden size", title=operator)
+    axis = axes["others"]
+    drawn = [("shape", operator) for operator in PLAIN]
+    others = [one for one in every if one.case.kind != "small" and (one.case.kind, one.case.operator) not in drawn]
+    names = [name for name in (OURS, TORCH, COMPILED) if any(name in one.names for one in others)]
     for index, name in enumerate(names):
         width = 0.8 / len(names)
-        places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(odd))]
-        axes[2].bar(places, [ratio(one, name) or 0.0 for one in odd], width, color=colors[name], label=name)
-    labels = [f"{one['case']['dtype']}\n{one['case']['name'].replace(', ', chr(10))}" for one in odd]
-    axes[2].set_xticks(range(len(odd)), labels, fontsize=7)
-    axes[2].set_title("ragged rows, and heads inside a packed qkv")
-    for axis in axes:
-        axis.axhline(1.0, color="black", linestyle="--", linewidth=1)
-        axis.set(ylabel="bandwidth / best copy of the shape", ylim=(0, None))
+        places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(others))]
+        axis.bar(places, [one.ratio(name) or 0.0 for one in others], width, color=colors[name], label=name)
+    labels = [f"{one.case.operator}, {one.case.dtype}, {one.case.shape}" for one in others]
+    axis.set_xticks(range(len(others)), labels, fontsize=6, rotation=90)
+    axis.margins(x=0.01)
+    axis.set_title("ragged rows, heads inside a packed qkv, and residuals")
+    for axis in axes.values():
+        axis.axhline(1.0, color="black", linewidth=1, alpha=0.5)
+        axis.set(ylabel="bandwidth / best copy", ylim=(0, None))
         axis.grid(axis="y", alpha=0.3)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc="lower left")
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
 
 
 def report(result: dict[str, Any], plot_path: str | None) -> None:
@@ -364,39 +852,46 @@ def report(result: dict[str, Any], plot_path: str | None) -> None:
         plot(result, plot_path)
 
 
+def one_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        wrong = [name for name in text.split(",") if name not in known]
+        if wrong:
+            raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: not of {', '.join(known)}")
+        return list(dict.fromkeys(known[name] for name in text.split(",")))
+
+    return parse
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions, at fewer placements")
-    parser.add_argument("--compile", action="store_true", help="torch.compile too, on a few shapes: a minute more")
+    operators = one_of({name: name for name in OPERATORS})
+    dtypes = one_of({"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"})
+    parser.add_argument(
+        "--only", type=operators, default=list(OPERATORS), metavar="NAME[,NAME]", help="operators; default: all"
+    )
+    parser.add_argument(
+        "--dtype", type=dtypes, default=list(TOLERANCES), metavar="NAME[,NAME]", help="bf16, fp32; default: both"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, at one placement")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile too, on a few shapes: a minute or two more"
+    )
     parser.add_argument("--json", metavar="FILE", help="write every median and spread there")
-    parser.add_argument("--plot", metavar="FILE", help="draw the ratio to the copy; needs matplotlib")
+    parser.add_argument("--plot", metavar="FILE", help="draw the ratio to the ceiling; needs matplotlib")
     parser.add_argument("--from-json", metavar="FILE", help="report on what --json wrote, and measure nothing")
     arguments = parser.parse_args()
     if arguments.from_json:
         report(json.loads(Path(arguments.from_json).read_text(encoding="utf-8")), arguments.plot)
         return
     torch = common.torch_on_gpu()
-    placements, repetitions = (2, 10) if arguments.quick else (4, 40)
     with torch.no_grad():
-        makers, absent = importable(torch, arguments.compile)
-        flush = common.L2Flush(torch)
-        for value in range(AWAKE):
-            flush(value)
-        result: dict[str, Any] = {
-            "environment": common.environment(),
-            "placements": placements,
-            "repetitions": repetitions,
-            "absent": absent,
-            "cases": [
-                measure(torch, case, makers, placements, repetitions, flush)
-                for case in tqdm(cases(), desc="bandwidth", unit="shape")
-            ],
-        }
-    common.write_json(arguments.json, result)
+        result = measure_all(torch, arguments)
     report(result, arguments.plot)
-    if any(name in measured["failures"] for measured in result["cases"] for name in (OURS, STATIC)):
+    if any(
+        name in found["failures"] for found in result["cases"] for name in (OURS, STATIC, "the case", "the process")
+    ):
         sys.exit(1)
 
 

@@ -125,17 +125,17 @@ def write_json(path: str | None, result: Mapping[str, Any]) -> None:
 def rotated(providers: Mapping[str, _T], repetition: int) -> list[tuple[str, _T]]:
     """Return the providers in an order that gives each every place: none always follows the same one."""
     items = list(providers.items())
-    start = repetition % len(items)
+    start = repetition % max(1, len(items))
     return items[start:] + items[:start]
 
 
 class L2Flush:
     """Writes a buffer that is larger than the L2 cache."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, least: int = 256 << 20) -> None:
         # Four times the L2, so that whatever its replacement policy nothing of before is left; and at least 256 MiB,
         # whose 60 us hide what the host needs to put the timed launch on the stream.
-        size = max(256 << 20, 4 * torch.cuda.get_device_properties(0).L2_cache_size)
+        size = max(least, 4 * torch.cuda.get_device_properties(0).L2_cache_size)
         self._buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
 
     def __call__(self, value: int) -> None:

@@ -1,5 +1,5 @@
-"""What compiling costs: each specialisation of RMSNorm beside an empty kernel, loads and first calls on a GPU, and the
-kernels that were compiled when the package was built.
+"""What compiling costs: every class of kernel of the norms at well-known hidden sizes beside an empty kernel, loads and
+first calls on a GPU, and the kernels that were compiled when the package was built.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import common
 from tqdm import tqdm
@@ -23,20 +24,46 @@ from tqdm import tqdm
 import transformer_rtc
 from transformer_rtc import compiler, sources, static
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.dispatch import operators
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
-
-# Well-known models: GPT-2 and BERT to Llama 3 405B; then one column, a head of queries, an odd row, and long rows.
-HIDDEN_SIZES = (
-    *(768, 1024, 1600, 2048, 2880, 3072, 3584, 4096, 5120, 7168, 8192, 12288, 16384),
-    *(1, 64, 4097, 65536, 262144, 1048576),
+from transformer_rtc.dispatch import Request, operators
+from transformer_rtc.spec import (
+    ARCHITECTURES,
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT32,
+    INT8,
+    DeviceLimits,
+    DType,
+    KernelSpec,
 )
-DTYPES: dict[str, dict[str, DType | None]] = {
-    "fp32": {"x": FLOAT32, "weight": FLOAT32, "out": FLOAT32, "rstd": None},
-    "fp16": {"x": FLOAT16, "weight": FLOAT16, "out": FLOAT16, "rstd": None},
-    "bf16": {"x": BFLOAT16, "weight": BFLOAT16, "out": BFLOAT16, "rstd": None},
-    "bf16 -> fp32, weight fp32, rstd": {"x": BFLOAT16, "weight": FLOAT32, "out": FLOAT32, "rstd": FLOAT32},
+
+# Those that TransformerEngine has tuned kernels for; then one column, a head of queries, an odd row, and long rows.
+HIDDEN_SIZES = (
+    *(512, 768, 1024, 1536, 2048, 2304, 3072, 3840, 4096, 5120, 6144, 8192, 10240, 12288, 12800, 14336, 15360, 16384),
+    *(18432, 20480, 24576, 25600, 30720, 32768, 40960, 49152, 65536),
+    *(1, 128, 4097, 262144, 1048576),
+)
+LOADED_SIZES = (1024, 4096, 16384, 65536)
+GPU_REPEAT = 5  # loads of each kernel, and processes of which the first call is timed
+TYPES = {"bf16": BFLOAT16, "fp32": FLOAT32}
+# A class of kernel: its operator, the arrays of the operator's one data type, and those of others.
+CLASSES: dict[str, tuple[str, str, dict[str, DType]]] = {
+    "rms_norm": ("rms_norm", "x weight out", {}),
+    "layer_norm": ("layer_norm", "x weight bias out", {}),
+    "add_rms_norm": ("add_rms_norm", "x residual weight out residual_out", {}),
+    "rms_norm to fp8, scaled, amax": (
+        "rms_norm",
+        "x weight",
+        {"out": FLOAT8_E4M3, "scale": FLOAT32, "amax": FLOAT32},
+    ),
+    "layer_norm to int8, scaled by row": ("layer_norm", "x weight bias", {"out": INT8, "row_scale": FLOAT32}),
+    "rms_norm_backward": ("rms_norm_backward", "dy x weight out dweight", {"rstd": FLOAT32}),
+    "layer_norm_backward": (
+        "layer_norm_backward",
+        "dy x weight out dweight dbias",
+        {"mean": FLOAT32, "rstd": FLOAT32},
+    ),
 }
+FINISH = "finish"  # the second launch of a backward call: one kernel for all hidden sizes
 EMPTY = 'extern "C" __global__ void empty() {}\n'
 
 EXAMPLES = """examples:
@@ -70,13 +97,33 @@ print(json.dumps({"first_ms": first, "second_ms": second, "compiles": counts["co
 """
 
 
-def specialisations(limits: DeviceLimits) -> list[tuple[int, str, KernelSpec]]:
-    family = operators()["rms_norm"].family
-    return [
-        (hidden, name, family.specialise(dtypes, hidden, limits)[0])
-        for hidden in HIDDEN_SIZES
-        for name, dtypes in DTYPES.items()
-    ]
+class Kernel(NamedTuple):
+    hidden: int | None
+    kind: str
+    dtypes: str
+    spec: KernelSpec
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"symbol": self.spec.symbol, "hidden": self.hidden, "class": self.kind, "dtypes": self.dtypes}
+
+
+def specialisations(limits: DeviceLimits, hidden_sizes: Sequence[int] = HIDDEN_SIZES) -> list[Kernel]:
+    """Return every class of kernel at each hidden size; kernels that serve several once."""
+    found: dict[str, Kernel] = {}
+    for hidden in hidden_sizes:
+        for kind, (name, arrays, others) in CLASSES.items():
+            operator = operators()[name]
+            for dtypes, dtype in TYPES.items():
+                given: dict[str, DType | None] = dict.fromkeys(
+                    argument.name for argument in operator.arguments if argument.dtypes and argument.role != "dtype_out"
+                )
+                given |= dict.fromkeys(arrays.split(), dtype) | others
+                first, *later = operator.family.specialise(Request(name, given, hidden, False, False), limits)
+                found.setdefault(first[0].symbol, Kernel(hidden, kind, dtypes, first[0]))
+                for spec, _ in later:
+                    found.setdefault(spec.symbol, Kernel(None, FINISH, dtypes, spec))
+    return list(found.values())
 
 
 def compile_once(symbol: str, program: str, architecture: int, *options: str) -> tuple[float, compiler.Compiled]:
@@ -105,45 +152,46 @@ def measure_compiles(architecture: int, repeat: int) -> dict[str, Any]:
     cases = specialisations(ARCHITECTURES[architecture])
     cold: list[list[float]] = [[] for _ in cases]
     empty: list[float] = []
-    reports = []
-    with tqdm(total=len(cases) * (repeat + 1), desc=f"compiling for sm_{architecture}", unit="kernel") as progress:
+    reports: dict[str, dict[str, Any]] = {}
+    with tqdm(total=len(cases) * repeat, desc=f"compiling for sm_{architecture}", unit="kernel") as progress:
         # The repetitions of a kernel lie far apart, and an empty one goes before each: the machine's moods reach all.
         for _ in range(repeat):
-            for times, (_, _, spec) in zip(cold, cases, strict=True):
+            for times, (_, _, _, spec) in zip(cold, cases, strict=True):
                 empty.append(compile_once("empty", EMPTY, architecture)[0])
-                times.append(compile_once(spec.symbol, spec.program, architecture, *spec.options)[0])
+                # The options that users get, and ptxas's report, which takes 2 % at most.
+                options = (*spec.options, "-Xptxas=-v")
+                milliseconds, compiled = compile_once(spec.symbol, spec.program, architecture, *options)
+                times.append(milliseconds)
+                size = len(compiled.image)
+                reports[spec.symbol] = {"kind": compiled.kind, "bytes": size, **resources(compiled.log)}
                 progress.update()
-        for _, _, spec in cases:
-            # Apart from the timed ones, which have the options that users get.
-            _, compiled = compile_once(spec.symbol, spec.program, architecture, *spec.options, "-Xptxas=-v")
-            reports.append({"kind": compiled.kind, "bytes": len(compiled.image), **resources(compiled.log)})
-            progress.update()
     kernels = [
-        {"symbol": spec.symbol, "hidden": hidden, "dtypes": name, "cold_ms": times, **report}
-        for (hidden, name, spec), times, report in zip(cases, cold, reports, strict=True)
+        {**case.description, "cold_ms": times, **reports[case.spec.symbol]}
+        for case, times in zip(cases, cold, strict=True)
     ]
     return {"architecture": architecture, "empty_ms": empty, "kernels": kernels}
 
 
-def measure_loads(repeat: int) -> dict[str, Any]:
+def measure_loads() -> dict[str, Any]:
     """Time a fresh manager on a warm cache folder: the entry is read and checked, and the cubin is loaded."""
     limits = transformer_rtc.device_limits(0)
     kernels = []
     with tempfile.TemporaryDirectory() as folder:
-        for hidden, name, spec in tqdm(specialisations(limits), desc="loading on cuda:0", unit="kernel"):
+        for case in tqdm(specialisations(limits, LOADED_SIZES), desc="loading on cuda:0", unit="kernel"):
+            spec = case.spec
             transformer_rtc.KernelManager(DiskCache(folder)).image(spec, limits.architecture)
             times = []
-            for _ in range(repeat):
+            for _ in range(GPU_REPEAT):
                 fresh = transformer_rtc.KernelManager(DiskCache(folder))
                 start = time.perf_counter()
                 fresh.get(spec, 0)
                 times.append((time.perf_counter() - start) * 1e3)
                 assert fresh.counts["compile"] == 0, f"{spec.symbol} was not in the warm cache"
-            kernels.append({"symbol": spec.symbol, "hidden": hidden, "dtypes": name, "load_ms": times})
+            kernels.append({**case.description, "load_ms": times})
     return {"architecture": limits.architecture, "kernels": kernels}
 
 
-def measure_first_calls(repeat: int) -> dict[str, Any]:
+def measure_first_calls() -> dict[str, Any]:
     """Time the first call in new processes: one fills the cache, and the others find it full."""
 
     def run(folder: str, on_compile: str) -> dict[str, Any]:
@@ -159,15 +207,17 @@ def measure_first_calls(repeat: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         cold = run(folder, "allow")
-        warm = [run(folder, "error") for _ in tqdm(range(repeat), desc="first calls of new processes", unit="process")]
+        warm = [
+            run(folder, "error") for _ in tqdm(range(GPU_REPEAT), desc="first calls of new processes", unit="process")
+        ]
     return {"cold": cold, "warm": warm}
 
 
-def measure_on_gpu(repeat: int) -> dict[str, Any]:
+def measure_on_gpu() -> dict[str, Any]:
     problem = common.gpu_problem()
     if problem:
         return {"loads_skipped": problem, "first_calls_skipped": problem}
-    found: dict[str, Any] = {"loads": measure_loads(repeat)}
+    found: dict[str, Any] = {"loads": measure_loads()}
     try:
         import torch
 
@@ -175,7 +225,7 @@ def measure_on_gpu(repeat: int) -> dict[str, Any]:
     except ImportError:
         usable = False
     if usable:
-        found["first_calls"] = measure_first_calls(repeat)
+        found["first_calls"] = measure_first_calls()
     else:
         found["first_calls_skipped"] = "they are timed on torch's arrays, and there is no torch that sees a GPU"
     return found
@@ -202,14 +252,26 @@ def print_compiles(measured: dict[str, Any], loads: dict[str, Any] | None) -> No
         )
     print(f"sm_{measured['architecture']}")
     print(common.table(("kernel", "cold ms", "worst", "warm load ms", "bytes", "registers", "spill bytes"), rows))
-    medians = [statistics.median(kernel["cold_ms"]) for kernel in measured["kernels"]]
-    every = [time for kernel in measured["kernels"] for time in kernel["cold_ms"]]
+    print("\n" + common.table(("class", "kernels", "median ms", "worst ms", "of", "spilling"), summary(measured)))
     empty = common.spread(measured["empty_ms"])
-    print(
-        f"\n{len(medians)} kernels: median {statistics.median(medians):.1f} ms, "
-        f"worst kernel's median {max(medians):.1f} ms, worst of {len(every)} compiles {max(every):.1f} ms\n"
-        f"empty kernel: median {empty['median']:.1f} ms ({empty['p10']:.1f} to {empty['p90']:.1f})\n"
-    )
+    print(f"\nempty kernel: median {empty['median']:.1f} ms ({empty['p10']:.1f} to {empty['p90']:.1f})\n")
+
+
+def summary(measured: dict[str, Any]) -> list[tuple[object, ...]]:
+    """Return a row for each class and data type, and one for all: over the kernels' medians."""
+    groups: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for kernel in measured["kernels"]:
+        groups[f"{kernel['class']}, {kernel['dtypes']}"].append(kernel)
+    groups = {name: groups[name] for name in sorted(groups, key=lambda name: name.startswith(FINISH))}
+    groups["all"] = measured["kernels"]
+    rows: list[tuple[object, ...]] = []
+    for name, kernels in groups.items():
+        medians = {kernel["symbol"]: statistics.median(kernel["cold_ms"]) for kernel in kernels}
+        worst = max(medians, key=lambda symbol: medians[symbol])
+        spilling = sum(bool(kernel["spill_store_bytes"] or kernel["spill_load_bytes"]) for kernel in kernels)
+        median = statistics.median(medians.values())
+        rows.append((name, len(kernels), f"{median:.1f}", f"{medians[worst]:.1f}", worst, spilling))
+    return rows
 
 
 def print_first_calls(found: dict[str, Any]) -> None:
@@ -257,25 +319,26 @@ def plot(result: dict[str, Any], path: str) -> None:
     from matplotlib import pyplot
 
     measured = result["compiles"]
-    figure, axes = pyplot.subplots(len(measured), 1, figsize=(10, 4.5 * len(measured)), squeeze=False)
-    for (axis,), one in zip(axes, measured, strict=True):
-        sizes = sorted({kernel["hidden"] for kernel in one["kernels"]})
-        names = list(dict.fromkeys(kernel["dtypes"] for kernel in one["kernels"]))
-        for index, name in enumerate(names):
-            points = [
-                (sizes.index(kernel["hidden"]) + (index - (len(names) - 1) / 2) * 0.18, time)
-                for kernel in one["kernels"]
-                if kernel["dtypes"] == name
-                for time in kernel["cold_ms"]
-            ]
-            axis.scatter(*zip(*points, strict=True), s=10, alpha=0.7, label=name)
-        empty = statistics.median(one["empty_ms"])
-        axis.axhline(empty, color="black", linestyle="--", linewidth=1, label=f"empty kernel, {empty:.0f} ms")
-        axis.set_xticks(range(len(sizes)), [str(size) for size in sizes], rotation=45, ha="right")
-        axis.set(xlabel="hidden size", ylabel="cold compile, ms", ylim=(0, None))
-        axis.set_title(f"rms_norm to a cubin for sm_{one['architecture']}: every compile")
-        axis.grid(axis="y", alpha=0.3)
-        axis.legend(fontsize=8, ncols=3)
+    figure, axes = pyplot.subplots(len(measured), len(TYPES), figsize=(18, 5.5 * len(measured)), squeeze=False)
+    for row, one in zip(axes, measured, strict=True):
+        for axis, dtypes in zip(row, TYPES, strict=True):
+            kernels = [kernel for kernel in one["kernels"] if kernel["dtypes"] == dtypes and kernel["hidden"]]
+            sizes = sorted({kernel["hidden"] for kernel in kernels})
+            for name in CLASSES:
+                points = [
+                    (sizes.index(kernel["hidden"]), statistics.median(kernel["cold_ms"]))
+                    for kernel in kernels
+                    if kernel["class"] == name
+                ]
+                if points:
+                    axis.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=name)
+            empty = statistics.median(one["empty_ms"])
+            axis.axhline(empty, color="black", linestyle="--", linewidth=1, label=f"empty kernel, {empty:.0f} ms")
+            axis.set_xticks(range(len(sizes)), [str(size) for size in sizes], rotation=60, ha="right")
+            axis.set(xlabel="hidden size", ylabel="cold compile, ms", ylim=(0, None))
+            axis.set_title(f"{dtypes}, to a cubin for sm_{one['architecture']}")
+            axis.grid(axis="y", alpha=0.3)
+            axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 
@@ -304,7 +367,7 @@ def main() -> None:
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arch", type=architecture, action="append", help="default: sm_90; may be given several times")
-    parser.add_argument("--repeat", type=common.positive, default=5, help="measurements of each figure (default: 5)")
+    parser.add_argument("--repeat", type=common.positive, default=1, help="compiles of each kernel (default: 1)")
     parser.add_argument("--json", metavar="FILE", help="write every measurement there")
     parser.add_argument("--plot", metavar="FILE", help="draw cold compile times by hidden size; needs matplotlib")
     parser.add_argument("--from-json", metavar="FILE", help="report on what --json wrote, and measure nothing")
@@ -318,7 +381,7 @@ def main() -> None:
     # An empty kernel, and the bindings' import and libnvrtc's opening with it: no later compile pays for those.
     result["first_compile_ms"], _ = compile_once("empty", EMPTY, 90)
     result["compiles"] = [measure_compiles(arch, arguments.repeat) for arch in arguments.arch or [90]]
-    result["gpu"] = measure_on_gpu(arguments.repeat)
+    result["gpu"] = measure_on_gpu()
     result["static"] = static.manifest()
     common.write_json(arguments.json, result)
     report(result, arguments.plot)

@@ -1,7 +1,8 @@
-"""What a call costs the host: rms_norm beside torch's operator and the bare floor, which views two arrays, allocates
-an output and launches an empty kernel. And what small calls cost the device, inside a captured graph.
+"""What a call costs the host: rms_norm and rms_norm_backward beside torch's operators and the bare floors: a call that
+views two arrays, allocates an output and launches an empty kernel; and for the gradient one that views four, allocates
+two outputs and a workspace and launches twice. And what small calls cost the device, inside a captured graph.
 
-All is on a bfloat16 torch tensor and weight. Host times are of asynchronous calls that allocate their output.
+All is on a bfloat16 torch tensor and weight. Host times are of asynchronous calls that allocate their outputs.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import argparse
 import importlib.util
 import os
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import timeit
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +27,10 @@ from tqdm import tqdm
 import transformer_rtc
 from transformer_rtc.spec import Field, TextSpec
 
+OURS = "transformer_rtc"
+AUTOGRAD = "torch.autograd.grad"
+FRAMED = "floor, Python frame"
+DIRECTIONS = {"forward": False, "backward": True}
 HIDDEN = 4096
 HOST_ROWS = 16
 GRAPH_ROWS = (1, 16, 128)
@@ -62,8 +69,8 @@ def build_floor(folder: str) -> ModuleType:
     return module
 
 
-def load_floor(torch: Any) -> tuple[Callable[..., Any] | None, str]:
-    """Return the floor's call, or None and the reason why there is none."""
+def load_floor(torch: Any) -> tuple[Any, str]:
+    """Return the floor's module, or None and the reason why there is none."""
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if table is None:
         return None, f"torch {torch.__version__} has no DLPack exchange table"
@@ -77,8 +84,7 @@ def load_floor(torch: Any) -> tuple[Callable[..., Any] | None, str]:
     architecture = transformer_rtc.device_limits(0).architecture
     torch.empty(1, device="cuda")  # makes a context current
     floor.load(table, transformer_rtc.manager.image(EMPTY, architecture).data, EMPTY.symbol)
-    call: Callable[..., Any] = floor.call
-    return call, ""
+    return floor, ""
 
 
 def framed(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,35 +95,102 @@ def framed(call: Callable[..., Any]) -> Callable[..., Any]:
         weight: Any = None,
         eps: float = 1e-6,
         *,
+        bias: Any = None,
         weight_offset: float = 0.0,
         out: Any = None,
         out_dtype: Any = None,
         return_rstd: bool = False,
+        scale: Any = None,
+        amax: Any = None,
+        scale_inv: Any = None,
+        row_scaling: bool = False,
+        sm_margin: int = 0,
         stream: Any = None,
     ) -> Any:
-        return call(x, weight, eps, weight_offset, out, out_dtype, return_rstd, stream)
+        return call(
+            x, weight, bias, eps, weight_offset, out, out_dtype, return_rstd, scale, amax, scale_inv, row_scaling,
+            sm_margin, stream,
+        )  # fmt: skip
 
     return rms_norm
 
 
-def timers(torch: Any, rows: int, floor: Callable[..., Any] | None) -> dict[str, timeit.Timer]:
+def framed_backward(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Likewise, with the signature of rms_norm_backward."""
+
+    def rms_norm_backward(
+        dy: Any,
+        x: Any,
+        weight: Any = None,
+        eps: float = 1e-6,
+        *,
+        rstd: Any = None,
+        dresidual: Any = None,
+        weight_offset: float = 0.0,
+        out: Any = None,
+        out_dtype: Any = None,
+        return_dx: bool = True,
+        return_dweight: bool | None = None,
+        return_dbias: bool = False,
+        dweight_dtype: Any = None,
+        sm_margin: int = 0,
+        stream: Any = None,
+    ) -> Any:
+        return call(
+            dy, x, weight, rstd, eps, dresidual, weight_offset, out, out_dtype, return_dx, return_dweight,
+            return_dbias, dweight_dtype, sm_margin, stream,
+        )  # fmt: skip
+
+    return rms_norm_backward
+
+
+def timers(torch: Any, backward: bool, rows: int, floor: Any) -> dict[str, timeit.Timer]:
     """Return a loop over each provider's call, as a user would write it."""
     x = torch.randn(rows, HIDDEN, device="cuda").to(torch.bfloat16)
     weight = torch.randn(HIDDEN, device="cuda").to(torch.bfloat16)
     names = {"x": x, "weight": weight, "shape": (HIDDEN,), "eps": EPS}
+    if backward:
+        return backward_timers(torch, names, floor)
     found = {
-        "transformer_rtc": ("f(x, weight)", transformer_rtc.rms_norm),
+        OURS: ("f(x, weight)", transformer_rtc.rms_norm),
         "torch": ("f(x, shape, weight, eps)", torch.nn.functional.rms_norm),
     }
     if floor is not None:
-        found["floor"] = ("f(x, weight)", floor)
-        found["floor, Python frame"] = ("f(x, weight)", framed(floor))
+        found["floor"] = ("f(x, weight)", floor.call)
+        found[FRAMED] = ("f(x, weight)", framed(floor.call))
     return {name: timeit.Timer(text, globals={**names, "f": call}) for name, (text, call) in found.items()}
 
 
-def measure_host(torch: Any, floor: Callable[..., Any] | None, rounds: int) -> dict[str, list[float]]:
+def backward_timers(torch: Any, names: dict[str, Any], floor: Any) -> dict[str, timeit.Timer]:
+    x, weight = names["x"], names["weight"]
+    _, rstd = transformer_rtc.rms_norm(x, weight, EPS, return_rstd=True)
+    leaves = (x.clone().requires_grad_(), weight.clone().requires_grad_())
+    names = {
+        **names,
+        "dy": torch.randn_like(x),
+        "rstd": rstd,
+        "column": rstd.unsqueeze(-1),
+        "both": [True, True],
+        "leaves": leaves,
+        "y": torch.nn.functional.rms_norm(leaves[0], (HIDDEN,), leaves[1], EPS),
+    }
+    found = {
+        OURS: ("f(dy, x, weight, eps, rstd=rstd)", transformer_rtc.rms_norm_backward),
+        AUTOGRAD: ("f(y, leaves, dy, retain_graph=True)", torch.autograd.grad),
+    }
+    with suppress(AttributeError, RuntimeError):  # a torch without this operator
+        operator = torch.ops.aten._fused_rms_norm_backward
+        operator(*(names[name] for name in ("dy", "x", "shape", "column", "weight", "both")))
+        found["torch"] = ("f(dy, x, shape, column, weight, both)", operator)
+    if floor is not None:
+        found["floor"] = ("f(dy, x, weight, rstd)", floor.call_backward)
+        found[FRAMED] = ("f(dy, x, weight, eps, rstd=rstd)", framed_backward(floor.call_backward))
+    return {name: timeit.Timer(text, globals={**names, "f": call}) for name, (text, call) in found.items()}
+
+
+def measure_host(torch: Any, backward: bool, floor: Any, rounds: int) -> dict[str, list[float]]:
     """Return us per call of each round."""
-    loops = timers(torch, HOST_ROWS, floor)
+    loops = timers(torch, backward, HOST_ROWS, floor)
     times: dict[str, list[float]] = {name: [] for name in loops}
     for loop in loops.values():
         loop.timeit(CALLS)
@@ -139,11 +212,17 @@ def capture(torch: Any, loop: timeit.Timer) -> Any:
     return graph
 
 
-def measure_graph(torch: Any, rows: int, floor: Callable[..., Any] | None) -> dict[str, list[float]]:
+def measure_graph(torch: Any, backward: bool, rows: int, floor: Any) -> dict[str, list[float]]:
     """Return device us per call of each replay. Nothing is flushed: in a graph of small calls, the L2 is warm."""
-    loops = timers(torch, rows, floor)
-    loops.pop("floor, Python frame", None)  # the same kernel as the floor's
-    graphs = {name: capture(torch, loop) for name, loop in loops.items()}
+    loops = timers(torch, backward, rows, floor)
+    # The same kernels as the floor's; and nodes of autograd, that are not captured.
+    graphs = {}
+    for name, loop in loops.items():
+        if name not in (FRAMED, AUTOGRAD):
+            try:
+                graphs[name] = capture(torch, loop)
+            except RuntimeError as error:
+                print(f"{name} cannot be captured: {error}", file=sys.stderr)
     for graph in graphs.values():
         graph.replay()
     replays = {name: graph.replay for name, graph in graphs.items()}
@@ -161,7 +240,7 @@ def print_times(title: str, times: Mapping[str, list[float]]) -> None:
         (
             name,
             *(f"{one[key]:.2f}" for key in ("median", "p10", "p90")),
-            *(ratio(name, other) for other in ("torch", "floor", "floor, Python frame")),
+            *(ratio(name, other) for other in ("torch", "floor", FRAMED)),
         )
         for name, one in found.items()
     ]
@@ -181,16 +260,21 @@ def main() -> None:
     result: dict[str, Any] = {"environment": common.environment(), "calls_of_a_round": CALLS}
     if skipped:
         result["floor_skipped"] = skipped
-    result["host_us"] = measure_host(torch, floor, arguments.rounds)
-    result["graph_us"] = {rows: measure_graph(torch, rows, floor) for rows in GRAPH_ROWS}
+    for name, backward in DIRECTIONS.items():
+        result[name] = {
+            "host_us": measure_host(torch, backward, floor, arguments.rounds),
+            "graph_us": {rows: measure_graph(torch, backward, rows, floor) for rows in GRAPH_ROWS},
+        }
     common.write_json(arguments.json, result)
 
     common.print_environment(result["environment"])
     if skipped:
         print(f"the floor is skipped: {skipped}\n")
-    print_times(f"host time per call, {HOST_ROWS}x{HIDDEN} bf16", result["host_us"])
-    for rows, times in result["graph_us"].items():
-        print_times(f"device time per call in a captured graph, {rows}x{HIDDEN} bf16 (floor: the empty kernel)", times)
+    for name in DIRECTIONS:
+        print_times(f"{name}: host time per call, {HOST_ROWS}x{HIDDEN} bf16", result[name]["host_us"])
+        for rows, times in result[name]["graph_us"].items():
+            what = f"device time per call in a captured graph, {rows}x{HIDDEN} bf16 (floor: empty kernels)"
+            print_times(f"{name}: {what}", times)
 
 
 main()
