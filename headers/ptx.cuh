@@ -77,101 +77,104 @@ TRTC_DEVICE float approximate_rsqrt(float value) {
   return result;
 }
 
-// ---- Global or shared memory ---------------------------------------------------------------------------------------
-// Volatile and clobbering memory, so that no load moves past a store of an in-place call.
+// ---- Global and shared memory --------------------------------------------------------------------------------------
+// Volatile and clobbering memory, so that no load moves past a store of an in-place call. Naturally aligned.
 
-// Naturally aligned.
+enum class Space {
+  global,
+  shared,
+};
+
+#ifndef TRTC_SIMULATOR
+TRTC_DEVICE uint32 shared_address(const void* address) { return static_cast<uint32>(__cvta_generic_to_shared(address)); }
+#endif
+
 TRTC_DEVICE float load_float(const void* address) {
   float value;
-  TRTC_PTX(asm volatile("ld.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");)
+  TRTC_PTX(asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");)
   TRTC_PORTABLE(value = trtc_simulator::load<float>(address);)
   return value;
 }
 
-TRTC_DEVICE void load_2(uint32& a, const void* address) {
-  TRTC_PTX(asm volatile("{.reg .b16 h; ld.b16 h, [%1]; cvt.u32.u16 %0, h;}" : "=r"(a) : "l"(address) : "memory");)
-  TRTC_PORTABLE(a = trtc_simulator::load<uint16>(address);)
+// If `valid`; else 0.
+template <Space From>
+TRTC_DEVICE void load_2(uint32& a, const void* address, bool valid) {
+  TRTC_PTX(if constexpr (From == Space::global) asm volatile("{.reg .pred p; .reg .b16 h; mov.b16 h, 0; setp.ne.b32 p, %2, 0; @p ld.global.b16 h, [%1]; cvt.u32.u16 %0, h;}" : "=r"(a) : "l"(address), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (From == Space::shared) asm volatile("{.reg .pred p; .reg .b16 h; mov.b16 h, 0; setp.ne.b32 p, %2, 0; @p ld.shared.b16 h, [%1]; cvt.u32.u16 %0, h;}" : "=r"(a) : "r"(shared_address(address)), "r"(int32{valid}) : "memory");)
+  TRTC_PORTABLE(a = valid ? trtc_simulator::load<uint16>(address) : 0;)
 }
 
-TRTC_DEVICE void load_4(uint32& a, const void* address) {
-  TRTC_PTX(asm volatile("ld.b32 %0, [%1];" : "=r"(a) : "l"(address) : "memory");)
-  TRTC_PORTABLE(a = trtc_simulator::load<uint32>(address);)
+TRTC_DEVICE void load_4(uint32& a, const void* address, bool valid) {
+  TRTC_PTX(asm volatile("{.reg .pred p; mov.b32 %0, 0; setp.ne.b32 p, %2, 0; @p ld.global.b32 %0, [%1];}" : "=&r"(a) : "l"(address), "r"(int32{valid}) : "memory");)
+  TRTC_PORTABLE(a = valid ? trtc_simulator::load<uint32>(address) : 0;)
 }
 
-TRTC_DEVICE void load_8(uint32& a, uint32& b, const void* address) {
-  TRTC_PTX(asm volatile("ld.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(address) : "memory");)
-  TRTC_PORTABLE(const uint2 value = trtc_simulator::load<uint2>(address); a = value.x; b = value.y;)
-}
-
-TRTC_DEVICE void load_16(uint32& a, uint32& b, uint32& c, uint32& d, const void* address) {
-  TRTC_PTX(asm volatile("ld.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(address) : "memory");)
-  TRTC_PORTABLE(const uint4 value = trtc_simulator::load<uint4>(address); a = value.x; b = value.y; c = value.z; d = value.w;)
-}
-
-// The first `count` elements of 2 or 4 bytes (0 or less: none), aligned to an element, and zeros. Predicated, and one
-// statement: branches, and one statement for each access, cost the compiler more than the rest of a kernel.
-TRTC_DEVICE void load_2_each(uint32& a, const void* address, int count) {
-  TRTC_PTX(asm volatile(
-      "{.reg .pred p0, p1; .reg .b16 h0, h1; mov.b16 h0, 0; mov.b16 h1, 0;"
-      "setp.gt.s32 p0, %2, 0; @p0 ld.b16 h0, [%1]; setp.gt.s32 p1, %2, 1; @p1 ld.b16 h1, [%1+2]; mov.b32 %0, {h0, h1};}"
-      : "=r"(a) : "l"(address), "r"(count) : "memory");)
-  TRTC_PORTABLE(a = trtc_simulator::load_each<uint16, 2>(address, count).word[0];)
-}
-
-TRTC_DEVICE void load_2_each(uint32& a, uint32& b, uint32& c, uint32& d, const void* address, int count) {
-  TRTC_PTX(asm volatile(
-      "{.reg .pred p<8>; .reg .b16 h<8>; mov.b16 h0, 0; mov.b16 h1, 0; mov.b16 h2, 0; mov.b16 h3, 0;"
-      "mov.b16 h4, 0; mov.b16 h5, 0; mov.b16 h6, 0; mov.b16 h7, 0;"
-      "setp.gt.s32 p0, %5, 0; @p0 ld.b16 h0, [%4];    setp.gt.s32 p1, %5, 1; @p1 ld.b16 h1, [%4+2];"
-      "setp.gt.s32 p2, %5, 2; @p2 ld.b16 h2, [%4+4];  setp.gt.s32 p3, %5, 3; @p3 ld.b16 h3, [%4+6];"
-      "setp.gt.s32 p4, %5, 4; @p4 ld.b16 h4, [%4+8];  setp.gt.s32 p5, %5, 5; @p5 ld.b16 h5, [%4+10];"
-      "setp.gt.s32 p6, %5, 6; @p6 ld.b16 h6, [%4+12]; setp.gt.s32 p7, %5, 7; @p7 ld.b16 h7, [%4+14];"
-      "mov.b32 %0, {h0, h1}; mov.b32 %1, {h2, h3}; mov.b32 %2, {h4, h5}; mov.b32 %3, {h6, h7};}"
-      : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(address), "r"(count) : "memory");)
-  TRTC_PORTABLE(
-      const auto value = trtc_simulator::load_each<uint16, 8>(address, count);
-      a = value.word[0]; b = value.word[1]; c = value.word[2]; d = value.word[3];)
-}
-
-TRTC_DEVICE void load_4_each(uint32& a, const void* address, int count) {
-  TRTC_PTX(asm volatile("{.reg .pred p; mov.b32 %0, 0; setp.gt.s32 p, %2, 0; @p ld.b32 %0, [%1];}"
-      : "=&r"(a) : "l"(address), "r"(count) : "memory");)
-  TRTC_PORTABLE(a = trtc_simulator::load_each<uint32, 1>(address, count).word[0];)
-}
-
+// The first `count` of four, and zeros. One statement: one for each access costs the compiler more.
 TRTC_DEVICE void load_4_each(uint32& a, uint32& b, uint32& c, uint32& d, const void* address, int count) {
   TRTC_PTX(asm volatile(
       "{.reg .pred p<4>; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
-      "setp.gt.s32 p0, %5, 0; @p0 ld.b32 %0, [%4];   setp.gt.s32 p1, %5, 1; @p1 ld.b32 %1, [%4+4];"
-      "setp.gt.s32 p2, %5, 2; @p2 ld.b32 %2, [%4+8]; setp.gt.s32 p3, %5, 3; @p3 ld.b32 %3, [%4+12];}"
+      "setp.gt.s32 p0, %5, 0; @p0 ld.global.b32 %0, [%4];   setp.gt.s32 p1, %5, 1; @p1 ld.global.b32 %1, [%4+4];"
+      "setp.gt.s32 p2, %5, 2; @p2 ld.global.b32 %2, [%4+8]; setp.gt.s32 p3, %5, 3; @p3 ld.global.b32 %3, [%4+12];}"
       : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d) : "l"(address), "r"(count) : "memory");)
   TRTC_PORTABLE(
       const auto value = trtc_simulator::load_each<uint32, 4>(address, count);
       a = value.word[0]; b = value.word[1]; c = value.word[2]; d = value.word[3];)
 }
 
+template <Space From>
+TRTC_DEVICE void load_4(uint32& a, const void* address) {
+  TRTC_PTX(if constexpr (From == Space::global) asm volatile("ld.global.b32 %0, [%1];" : "=r"(a) : "l"(address) : "memory");)
+  TRTC_PTX(if constexpr (From == Space::shared) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(a) : "r"(shared_address(address)) : "memory");)
+  TRTC_PORTABLE(a = trtc_simulator::load<uint32>(address);)
+}
+
+template <Space From>
+TRTC_DEVICE void load_8(uint32& a, uint32& b, const void* address) {
+  TRTC_PTX(if constexpr (From == Space::global) asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(address) : "memory");)
+  TRTC_PTX(if constexpr (From == Space::shared) asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(shared_address(address)) : "memory");)
+  TRTC_PORTABLE(const uint2 value = trtc_simulator::load<uint2>(address); a = value.x; b = value.y;)
+}
+
+template <Space From>
+TRTC_DEVICE void load_16(uint32& a, uint32& b, uint32& c, uint32& d, const void* address) {
+  TRTC_PTX(if constexpr (From == Space::global) asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(address) : "memory");)
+  TRTC_PTX(if constexpr (From == Space::shared) asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(shared_address(address)) : "memory");)
+  TRTC_PORTABLE(const uint4 value = trtc_simulator::load<uint4>(address); a = value.x; b = value.y; c = value.z; d = value.w;)
+}
+
+// Nothing where not `valid`.
+template <Space To>
 TRTC_DEVICE void store_1(void* address, uint32 a, bool valid) {
-  TRTC_PTX(asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.b8 [%0], %1;}" ::"l"(address), "r"(a), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::global) asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.b8 [%0], %1;}" ::"l"(address), "r"(a), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::shared) asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.shared.b8 [%0], %1;}" ::"r"(shared_address(address)), "r"(a), "r"(int32{valid}) : "memory");)
   TRTC_PORTABLE(if (valid) trtc_simulator::store(address, static_cast<unsigned char>(a));)
 }
 
+template <Space To>
 TRTC_DEVICE void store_2(void* address, uint32 a, bool valid) {
-  TRTC_PTX(asm volatile("{.reg .pred p; .reg .b16 h; setp.ne.b32 p, %2, 0; cvt.u16.u32 h, %1; @p st.b16 [%0], h;}" ::"l"(address), "r"(a), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::global) asm volatile("{.reg .pred p; .reg .b16 h; setp.ne.b32 p, %2, 0; cvt.u16.u32 h, %1; @p st.global.b16 [%0], h;}" ::"l"(address), "r"(a), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::shared) asm volatile("{.reg .pred p; .reg .b16 h; setp.ne.b32 p, %2, 0; cvt.u16.u32 h, %1; @p st.shared.b16 [%0], h;}" ::"r"(shared_address(address)), "r"(a), "r"(int32{valid}) : "memory");)
   TRTC_PORTABLE(if (valid) trtc_simulator::store(address, static_cast<uint16>(a));)
 }
 
+template <Space To>
 TRTC_DEVICE void store_4(void* address, uint32 a, bool valid) {
-  TRTC_PTX(asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.b32 [%0], %1;}" ::"l"(address), "r"(a), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::global) asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.b32 [%0], %1;}" ::"l"(address), "r"(a), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::shared) asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.shared.b32 [%0], %1;}" ::"r"(shared_address(address)), "r"(a), "r"(int32{valid}) : "memory");)
   TRTC_PORTABLE(if (valid) trtc_simulator::store(address, a);)
 }
 
+template <Space To>
 TRTC_DEVICE void store_8(void* address, uint32 a, uint32 b, bool valid) {
-  TRTC_PTX(asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p st.v2.b32 [%0], {%1, %2};}" ::"l"(address), "r"(a), "r"(b), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::global) asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2};}" ::"l"(address), "r"(a), "r"(b), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::shared) asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p st.shared.v2.b32 [%0], {%1, %2};}" ::"r"(shared_address(address)), "r"(a), "r"(b), "r"(int32{valid}) : "memory");)
   TRTC_PORTABLE(if (valid) trtc_simulator::store(address, uint2{a, b});)
 }
 
+template <Space To>
 TRTC_DEVICE void store_16(void* address, uint32 a, uint32 b, uint32 c, uint32 d, bool valid) {
-  TRTC_PTX(asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::global) asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d), "r"(int32{valid}) : "memory");)
+  TRTC_PTX(if constexpr (To == Space::shared) asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.shared.v4.b32 [%0], {%1, %2, %3, %4};}" ::"r"(shared_address(address)), "r"(a), "r"(b), "r"(c), "r"(d), "r"(int32{valid}) : "memory");)
   TRTC_PORTABLE(if (valid) trtc_simulator::store(address, uint4{a, b, c, d});)
 }
 
@@ -181,21 +184,23 @@ TRTC_DEVICE void store_16(void* address, uint32 a, uint32 b, uint32 c, uint32 d,
 template <int Bytes>
 TRTC_DEVICE void copy_async(void* shared, const void* global) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "there is no other");
-  TRTC_PTX(const uint32 to = static_cast<uint32>(__cvta_generic_to_shared(shared));)
+  TRTC_PTX(const uint32 to = shared_address(shared);)
   TRTC_PTX(if constexpr (Bytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");)
-  TRTC_PTX(if constexpr (Bytes == 8) asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(global) : "memory");)
-  TRTC_PTX(if constexpr (Bytes == 4) asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");)
+  TRTC_PTX(if constexpr (Bytes < 16) asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(Bytes) : "memory");)
   TRTC_PORTABLE(trtc_simulator::copy_async(shared, global, Bytes);)
 }
 
-// 16 bytes of shared memory: those from `first` to before `end` are copied, and behind them are zeros. What is before
+// Of `Bytes` of shared memory, those from `first` to before `end` are copied, and behind them are zeros. What is before
 // them is of no use; the instruction reads it, which no other allocation has: they begin at multiples of 16 bytes.
+template <int Bytes>
 TRTC_DEVICE void copy_async_part(void* shared, const void* global, int first, int end) {
-  TRTC_PTX(const uint32 to = static_cast<uint32>(__cvta_generic_to_shared(shared));)
-  TRTC_PTX(asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(end) : "memory");)
+  static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "there is no other");
+  TRTC_PTX(const uint32 to = shared_address(shared);)
+  TRTC_PTX(if constexpr (Bytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(end) : "memory");)
+  TRTC_PTX(if constexpr (Bytes < 16) asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global), "n"(Bytes), "r"(end) : "memory");)
   TRTC_PORTABLE(
-      if (first == 0 && end == 16) return trtc_simulator::copy_async(shared, global, 16);
-      trtc_simulator::store(shared, uint4{0, 0, 0, 0});
+      if (first == 0 && end == Bytes) return trtc_simulator::copy_async(shared, global, Bytes);
+      for (int i = 0; i < Bytes; i += 4) trtc_simulator::store(static_cast<char*>(shared) + i, uint32{0});
       for (int i = first; i < end; i += 2) {
         trtc_simulator::copy_async(static_cast<char*>(shared) + i, static_cast<const char*>(global) + i, 2);
       })
@@ -289,7 +294,7 @@ TRTC_DEVICE void cluster_wait() {
 // A barrier in shared memory whose phase completes when `bytes` have been stored by store_cluster_async, from this CTA
 // or another of the cluster. Initialised by one thread; others of the cluster use it after cluster_wait().
 TRTC_DEVICE void transaction_barrier_init(uint64* barrier, uint32 bytes) {
-  TRTC_PTX(const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(barrier));)
+  TRTC_PTX(const uint32 address = shared_address(barrier);)
   TRTC_PTX(asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");)
   TRTC_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");)
   TRTC_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");)
@@ -301,14 +306,14 @@ TRTC_DEVICE void transaction_barrier_init(uint64* barrier, uint32 bytes) {
 // Lets the next phase wait for `bytes` too. By one thread, once it has waited for the last phase; stores that come
 // earlier count.
 TRTC_DEVICE void transaction_barrier_renew(uint64* barrier, uint32 bytes) {
-  TRTC_PTX(const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(barrier));)
+  TRTC_PTX(const uint32 address = shared_address(barrier);)
   TRTC_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");)
   TRTC_PORTABLE(trtc_simulator::barrier_arrive(barrier, bytes);)
 }
 
 // Waits for the phases with this parity, 0 for the first one. Whoever has waited sees what was stored.
 TRTC_DEVICE void transaction_barrier_wait(uint64* barrier, uint32 parity = 0) {
-  TRTC_PTX(const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(barrier));)
+  TRTC_PTX(const uint32 address = shared_address(barrier);)
   TRTC_PTX(
     uint32 done = 0;
     while (done == 0) {
@@ -321,8 +326,8 @@ TRTC_DEVICE void transaction_barrier_wait(uint64* barrier, uint32 parity = 0) {
 // barrier there.
 TRTC_DEVICE void store_cluster_async(float* to, uint64* barrier, int rank, float value) {
   TRTC_PTX(uint32 remote, remote_barrier;)
-  TRTC_PTX(asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(static_cast<uint32>(__cvta_generic_to_shared(to))), "r"(rank));)
-  TRTC_PTX(asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote_barrier) : "r"(static_cast<uint32>(__cvta_generic_to_shared(barrier))), "r"(rank));)
+  TRTC_PTX(asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(to)), "r"(rank));)
+  TRTC_PTX(asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote_barrier) : "r"(shared_address(barrier)), "r"(rank));)
   TRTC_PTX(asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote), "r"(bits_from_float(value)), "r"(remote_barrier) : "memory");)
   TRTC_PORTABLE(trtc_simulator::store_async(to, bits_from_float(value), barrier, static_cast<uint32>(rank));)
 }

@@ -1,4 +1,4 @@
-// Rows: where they lie in global memory, and how one that no vector fits travels.
+// Rows: where they lie in global memory, which part of one is whose, and how one that no vector fits travels.
 #pragma once
 
 #include "vector.cuh"
@@ -14,6 +14,49 @@ TRTC_DEVICE int64 row_offset(const Params& params, int64 row, int64 outer_stride
   const uint32 inner = static_cast<uint32>(row) - outer * params.inner_count;
   return params.inner_count == 1 ? row * outer_stride : outer * outer_stride + inner * inner_stride;
 }
+
+// An array of rows, as a launch describes it.
+struct RowArray {
+  void* data;
+  int64 outer_stride;
+  int64 inner_stride;
+
+  template <class Params>
+  TRTC_DEVICE int64 offset(const Params& params, int64 row) const {
+    return row_offset(params, row, outer_stride, inner_stride);
+  }
+};
+
+// What a thread has of the rows. Groups of `ctas_per_row` CTAs have `rows_per_cta` rows at a time.
+template <class Config>
+struct Place {
+  int thread;  // of those of this CTA that share a row
+  int row_in_cta;
+  int rank;          // of this CTA among those that share its rows
+  int first_column;  // of its slice of a row
+  int most_columns;  // of that, 0 or less where the row does not come so far
+  int64 group;
+  int64 stride;  // rows of all groups together
+
+  static TRTC_DEVICE Place here() {
+    constexpr bool one_row = Config::rows_per_cta == 1;
+    const int rank = static_cast<int>(cta_index() % Config::ctas_per_row);
+    const int first_column = rank * Config::slice;
+    return {one_row ? thread_index() : thread_index() % Config::threads,
+            one_row ? 0 : thread_index() / Config::threads,
+            rank,
+            first_column,
+            min(Config::hidden - first_column, static_cast<int>(Config::slice)),
+            cta_index() / Config::ctas_per_row,
+            ctas_in_grid() / Config::ctas_per_row * Config::rows_per_cta};
+  }
+
+  // A group's first rows begin here.
+  TRTC_DEVICE int64 begin_row() const { return group * Config::rows_per_cta; }
+  // A row past the last takes part in every barrier with no columns. One row a CTA: the launch has none past the last.
+  TRTC_DEVICE bool exists(int64 row, int64 rows) const { return Config::rows_per_cta == 1 || row < rows; }
+  TRTC_DEVICE int columns(int64 row, int64 rows) const { return exists(row, rows) ? most_columns : 0; }
+};
 
 // Whether every Vec of N elements of every row is aligned.
 template <class T, int N>
@@ -39,6 +82,7 @@ TRTC_DEVICE void copy_from_shared(T* global, const T* shared, int count, int thr
       for (int j = 0; j < per_word; ++j) word |= static_cast<uint32>(shared[i + j].bits) << 8 * sizeof(T) * j;
       *reinterpret_cast<uint32*>(global + i) = word;
     } else {
+#pragma unroll 1
       for (int j = max(i, 0); j < min(i + per_word, count); ++j) global[j] = shared[j];
     }
   }
@@ -69,23 +113,32 @@ struct StagedRow {
         const int column = block * per_block - shift;
         const int end = min(max(columns - column, 0), static_cast<int>(per_block));
         if ((k + 1) * Config::threads <= blocks || block < blocks) {
-          copy_async_part(shared + block * per_block, row + (end > 0 ? column : -shift),
-                          k == 0 ? max(-column, 0) * sizeof(T) : 0, end * sizeof(T));
+          copy_async_part<16>(shared + block * per_block, row + (end > 0 ? column : -shift),
+                              k == 0 ? max(-column, 0) * sizeof(T) : 0, end * sizeof(T));
         }
       }
     } else {
+      if constexpr (Vec<T, N>::bytes >= 4) {
+        if (aligned) {
 #pragma unroll 4
+          for (int k = 0; k < Config::steps; ++k) {
+            const int column = (k * Config::threads + thread) * N;
+            if constexpr (Config::exact) {
+              copy_async<Vec<T, N>::bytes>(shared + column, row + column);
+            } else {
+              const int count = min(max(columns - column, 0), static_cast<int>(N));
+              copy_async_part<Vec<T, N>::bytes>(shared + column, row + column, 0, count * sizeof(T));
+            }
+          }
+          return;
+        }
+      }
+#pragma unroll 1
       for (int k = 0; k < Config::steps; ++k) {
         const int column = (k * Config::threads + thread) * N;
-        if constexpr (Vec<T, N>::bytes >= 4) {
-          if (aligned && (Config::exact || column + N <= columns)) {
-            copy_async<Vec<T, N>::bytes>(shared + column, row + column);
-            continue;
-          }
-        }
         Vec<T, N> value;
         value.load(row + column, columns - column, false);
-        value.store(shared + column, true);
+        value.template store<Space::shared>(shared + column, true);
       }
     }
   }
@@ -97,10 +150,40 @@ struct StagedRow {
       value.load_shifted(shared + column / per_block * per_block + element / per_block * per_block,
                          element % per_block);
     } else {
-      value.load(shared + column, N, true);
+      value.load_shared(shared + column);
     }
     return value;
   }
+};
+
+// The rows of an input, one of which is in shared memory, or on its way there.
+template <class T, class Config>
+struct InputRow {
+  enum : int { N = Config::vector };
+  RowArray array;
+  const T* all;  // from this CTA's first column on
+  bool aligned;
+  StagedRow<T, Config> staged;
+
+  TRTC_DEVICE void begin(const RowArray& rows, const Place<Config>& place) {
+    array = rows;
+    all = static_cast<const T*>(rows.data) + place.first_column;
+    aligned = rows_aligned<T, N>(all, rows.outer_stride, rows.inner_stride);
+  }
+  template <class Params>
+  TRTC_DEVICE const T* of(const Params& params, int64 row) const {
+    return all + array.offset(params, row);
+  }
+  template <class Params>
+  TRTC_DEVICE void locate(const Params& params, char* region, const Place<Config>& place, int64 row) {
+    staged.locate(region + place.row_in_cta * Config::chunk * sizeof(T), of(params, row));
+  }
+  template <class Params>
+  TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, int columns) {
+    locate(params, region, place, row);
+    staged.fetch(of(params, row), columns, place.thread, aligned);
+  }
+  TRTC_DEVICE Vec<T, N> at(int column) const { return staged.at(column); }
 };
 
 // An output row's columns: to global memory, or, where no vector fits that, to shared memory first. Between put() and
@@ -112,10 +195,12 @@ struct OutputRow {
   T* shared;
   bool aligned;
 
-  TRTC_DEVICE void begin(T* row, char* staging, int row_in_cta, bool rows_are_aligned) {
-    global = row;
-    shared = reinterpret_cast<T*>(staging) + row_in_cta * Config::chunk;
-    aligned = rows_are_aligned;
+  template <class Params>
+  TRTC_DEVICE void begin(const RowArray& rows, const Params& params, int64 row, const Place<Config>& place,
+                         char* staging) {
+    global = static_cast<T*>(rows.data) + place.first_column + rows.offset(params, row);
+    shared = reinterpret_cast<T*>(staging) + place.row_in_cta * Config::chunk;
+    aligned = Config::hidden % N == 0 && rows_aligned<T, N>(global, rows.outer_stride, rows.inner_stride);
   }
 
   // `first` is the chunk's first column.
@@ -123,8 +208,8 @@ struct OutputRow {
     if constexpr (N == 1) {
       value.store_element(global + column, 0, column < columns);
     } else {
-      T* to = aligned ? global + column : shared + (column - first);
-      value.store(to, (Config::ragged && !aligned) || Config::exact || column < columns);
+      value.store(global + column, aligned && (Config::exact || column < columns));
+      value.template store<Space::shared>(shared + (column - first), !aligned);
     }
   }
 
@@ -142,9 +227,9 @@ struct OutputRow {
           value.load_shifted(shared + (column - back), back);
           value.store(global + column, true);
         } else {
-#pragma unroll
-          for (int i = 0; i < per_block; ++i) {
-            if (column + i >= 0 && column + i < columns) global[column + i] = shared[column + i];
+#pragma unroll 1
+          for (int i = max(-column, 0); i < min(columns - column, static_cast<int>(per_block)); ++i) {
+            global[column + i] = shared[column + i];
           }
         }
       }

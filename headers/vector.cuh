@@ -10,37 +10,29 @@ struct Vec {
   enum : int {
     bytes = N * static_cast<int>(sizeof(T)),
     words = (bytes + 3) / 4,
+    per_quad = 16 / static_cast<int>(sizeof(T)),  // elements of 16 bytes
   };
   static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16 || bytes == 32,
                 "a power of two of bytes");
 
   uint32 word[words];
 
-  // The first `count` elements (0 or less: none), and zeros. `aligned`: to `bytes`, or to 16 where there are more;
-  // otherwise the address is aligned to an element.
+  // From global memory: the first `count` elements (0 or less: none), and zeros. `aligned`: to `bytes`, or to 16 where
+  // there are more; otherwise the address is aligned to an element.
   TRTC_DEVICE void load(const T* address, int count, bool aligned) {
-    constexpr int quad = 16 / static_cast<int>(sizeof(T));  // elements of 16 bytes
-    if constexpr (bytes == sizeof(T) && sizeof(T) == 2) {
-      load_2_each(word[0], address, min(count, 1));
-    } else if constexpr (bytes == sizeof(T)) {
-      load_4_each(word[0], address, count);
+    if constexpr (N == 1 && sizeof(T) == 2) {
+      load_2<Space::global>(word[0], address, count > 0);
+    } else if constexpr (N == 1) {
+      load_4(word[0], address, count > 0);
     } else if (aligned && count >= N) {
-      if constexpr (bytes == 4) load_4(word[0], address);
-      if constexpr (bytes == 8) load_8(word[0], word[1], address);
-      if constexpr (bytes >= 16) load_16(word[0], word[1], word[2], word[3], address);
-      if constexpr (bytes == 32) load_16(word[4], word[5], word[6], word[7], address + quad);
-    } else if constexpr (sizeof(T) == 2) {
-      if constexpr (bytes == 4 || bytes == 8) load_2_each(word[0], address, count);
-      if constexpr (bytes == 8) load_2_each(word[1], address + 2, count - 2);
-      if constexpr (bytes >= 16) load_2_each(word[0], word[1], word[2], word[3], address, count);
-      if constexpr (bytes == 32) load_2_each(word[4], word[5], word[6], word[7], address + quad, count - quad);
+      load_whole<Space::global>(address);
     } else {
-      if constexpr (bytes <= 8) load_4_each(word[0], address, count);
-      if constexpr (bytes == 8) load_4_each(word[1], address + 1, count - 1);
-      if constexpr (bytes >= 16) load_4_each(word[0], word[1], word[2], word[3], address, count);
-      if constexpr (bytes == 32) load_4_each(word[4], word[5], word[6], word[7], address + quad, count - quad);
+      load_each(address, count);
     }
   }
+
+  // From shared memory, aligned.
+  TRTC_DEVICE void load_shared(const T* address) { load_whole<Space::shared>(address); }
 
   // From shared memory, `shift` elements, less than 16 bytes of them, behind an address that is aligned to 16 bytes.
   TRTC_DEVICE void load_shifted(const T* address, int shift) {
@@ -48,9 +40,9 @@ struct Vec {
     static_assert(bytes == 16 || bytes == 8 || bytes == 4, "whole words, in one block of 16 bytes and the next");
     const int skipped = shift / per_word;  // words
     uint32 block[8];
-    load_16(block[0], block[1], block[2], block[3], address);
+    load_16<Space::shared>(block[0], block[1], block[2], block[3], address);
     block[4] = block[5] = block[6] = block[7] = 0;
-    if (shift > 0) load_16(block[4], block[5], block[6], block[7], address + 16 / static_cast<int>(sizeof(T)));
+    if (shift > 0) load_16<Space::shared>(block[4], block[5], block[6], block[7], address + per_quad);
 #pragma unroll
     for (int i = 0; i < 6; ++i) block[i] = (skipped & 2) != 0 ? block[i + 2] : block[i];
 #pragma unroll
@@ -62,30 +54,30 @@ struct Vec {
   }
 
   // Aligned like an aligned load; nothing where not `valid`.
-  TRTC_DEVICE void store(void* address, bool valid) const {
+  template <Space To = Space::global>
+  TRTC_DEVICE void store(T* address, bool valid) const {
     if constexpr (bytes == 1) {
-      store_1(address, word[0], valid);
+      store_1<To>(address, word[0], valid);
     } else if constexpr (bytes == 2) {
-      store_2(address, word[0], valid);
+      store_2<To>(address, word[0], valid);
     } else if constexpr (bytes == 4) {
-      store_4(address, word[0], valid);
+      store_4<To>(address, word[0], valid);
     } else if constexpr (bytes == 8) {
-      store_8(address, word[0], word[1], valid);
+      store_8<To>(address, word[0], word[1], valid);
     } else {
-      store_16(address, word[0], word[1], word[2], word[3], valid);
-      if constexpr (bytes == 32) {
-        store_16(static_cast<char*>(address) + 16, word[4], word[5], word[6], word[7], valid);
-      }
+      store_16<To>(address, word[0], word[1], word[2], word[3], valid);
+      if constexpr (bytes == 32) store_16<To>(address + per_quad, word[4], word[5], word[6], word[7], valid);
     }
   }
 
-  TRTC_DEVICE void store_element(void* address, int i, bool valid) const {
+  // Element i alone, to global memory.
+  TRTC_DEVICE void store_element(T* address, int i, bool valid) const {
     if constexpr (sizeof(T) == 4) {
-      store_4(address, word[i], valid);
+      store_4<Space::global>(address, word[i], valid);
     } else if constexpr (sizeof(T) == 2) {
-      store_2(address, word[i / 2] >> i % 2 * 16, valid);
+      store_2<Space::global>(address, word[i / 2] >> i % 2 * 16, valid);
     } else {
-      store_1(address, word[i / 4] >> i % 4 * 8, valid);
+      store_1<Space::global>(address, word[i / 4] >> i % 4 * 8, valid);
     }
   }
 
@@ -107,6 +99,41 @@ struct Vec {
     } else {
       const uint32 pair = bytes_from_floats<T>(low, high);
       word[i / 4] = i % 4 == 0 ? pair : word[i / 4] | pair << 16;
+    }
+  }
+
+ private:
+  template <Space From>
+  TRTC_DEVICE void load_whole(const T* address) {
+    if constexpr (bytes == 2) load_2<From>(word[0], address, true);
+    if constexpr (bytes == 4) load_4<From>(word[0], address);
+    if constexpr (bytes == 8) load_8<From>(word[0], word[1], address);
+    if constexpr (bytes >= 16) load_16<From>(word[0], word[1], word[2], word[3], address);
+    if constexpr (bytes == 32) load_16<From>(word[4], word[5], word[6], word[7], address + per_quad);
+  }
+
+  // Of 16 bits, in a loop, the last one first, each of which moves the others up: few rows are not aligned, and without
+  // a loop they cost every kernel's compilation more than the rest of it.
+  TRTC_DEVICE void load_each(const T* address, int count) {
+    if constexpr (sizeof(T) == 2) {
+#pragma unroll
+      for (int i = 0; i < words; ++i) word[i] = 0;
+#pragma unroll 1
+      for (int i = min(count, N) - 1; i >= 0; --i) {
+        uint32 element;
+        load_2<Space::global>(element, address + i, true);
+#pragma unroll
+        for (int j = words - 1; j > 0; --j) word[j] = shift_right(word[j - 1], word[j], 16);
+        word[0] = word[0] << 16 | element;
+      }
+    } else if constexpr (N == 2) {
+      load_4(word[0], address, count > 0);
+      load_4(word[1], address + 1, count > 1);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; i += 4) {
+        load_4_each(word[i], word[i + 1], word[i + 2], word[i + 3], address + i, count - i);
+      }
     }
   }
 };

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformer_rtc.dispatch import LaunchRule, Request, StaticKernel, operators
-from transformer_rtc.ops import norms
+from transformer_rtc.ops.norm_general import GeneralSpec
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
@@ -170,7 +170,7 @@ class Case(NamedTuple):
 def layout_of(case: Case, limits: DeviceLimits) -> str:
     """Return how a specialised kernel holds a case's rows."""
     spec, _ = case.specialise(limits)
-    if isinstance(spec, norms.GeneralSpec):
+    if isinstance(spec, GeneralSpec):
         return "general"
     config = spec.config
     if config.threads_per_row <= 32:
@@ -335,7 +335,7 @@ def compiled_cases(architecture: int) -> list[Case]:
 def division_of(case: Case, limits: DeviceLimits) -> tuple[Any, ...]:
     """Return how a kernel divides a case's rows, but for the number of threads."""
     spec, _ = case.specialise(limits)
-    if isinstance(spec, norms.GeneralSpec):
+    if isinstance(spec, GeneralSpec):
         return (spec.symbol,)
     config = spec.config
     return case.backward, layout_of(case, limits), config.ctas_per_row, config.stages

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from transformer_rtc import _native, compiler, dispatch, sources
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.manager import KernelManager
-from transformer_rtc.ops.norms import BackwardSpec, FinishSpec, ForwardSpec, GeneralSpec, NormConfig
+from transformer_rtc.ops.norm_configurations import NormConfig
+from transformer_rtc.ops.norm_general import GeneralSpec
+from transformer_rtc.ops.norm_kernels import BackwardSpec, FinishSpec, ForwardSpec
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,

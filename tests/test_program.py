@@ -33,7 +33,7 @@ def compile_text(text: str, architecture: int = 80) -> compiler.Compiled:
 
 
 def test_the_sources_are_the_files_of_the_two_folders():
-    assert {"norms.cu", "platform.cuh", "ptx.cuh"} <= TEXTS.keys()
+    assert {"norm_forward.cu", "platform.cuh", "ptx.cuh"} <= TEXTS.keys()
     assert all(text.strip() for text in TEXTS.values())
 
 
@@ -99,7 +99,7 @@ def test_the_compilers_architecture_macro_is_read_once():
 
 
 def test_the_tags_of_data_types_in_the_text_are_those_of_the_package():
-    body = re.search(r"enum class Dtype : int \{(.*?)\}", code(TEXTS["norms.cu"]), re.DOTALL)
+    body = re.search(r"enum class Dtype : int \{(.*?)\}", code(TEXTS["any_row.cuh"]), re.DOTALL)
     assert body
     names = set(re.findall(r"(\w+) =", body[1]))
     tags = {dtype.text.removeprefix("trtc::") if dtype.bytes == 1 else dtype.name: dtype for dtype in DTYPES.values()}
@@ -107,7 +107,7 @@ def test_the_tags_of_data_types_in_the_text_are_those_of_the_package():
     asserts = [f'static_assert(int(trtc::Dtype::{tag}) == {dtype.id}, "");' for tag, dtype in tags.items()]
     asserts += [f'static_assert(sizeof({dtype.text}) == {dtype.bytes}, "");' for dtype in tags.values()]
     asserts += ['static_assert(int(trtc::Dtype::absent) == 0, "");']
-    compile_text('#include "norms.cu"\n' + "\n".join(asserts))
+    compile_text('#include "any_row.cuh"\n' + "\n".join(asserts))
 
 
 def test_a_static_assert_is_compiled_at_all():

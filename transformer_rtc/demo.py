@@ -15,7 +15,8 @@ from .dispatch import Request, using
 from .errors import CompilerNotFoundError, DeviceNotFoundError, TransformerRtcError
 from .launch import device_limits
 from .manager import KernelManager
-from .ops.norms import ForwardSpec, forward_spec, rms_norm
+from .ops.norm_kernels import ForwardSpec
+from .ops.norms import forward_spec, rms_norm
 from .simulator import SimulatedDevice
 
 # Hidden sizes, and whose they are; the last is longer than a CTA holds.

@@ -145,7 +145,7 @@ def test_log_1_is_a_line_for_each_compile_and_load(tmp_path):
 
 def test_log_2_shows_program_and_resource_report(tmp_path):
     text = run(CALL, CACHE_DIR=str(tmp_path), LOG="2").stderr
-    assert '#include "norms.cu"' in text and re.search(r"Used \d+ registers", text)
+    assert '#include "norm_forward.cu"' in text and re.search(r"Used \d+ registers", text)
 
 
 def test_a_malformed_setting_is_a_typed_error():

@@ -18,7 +18,8 @@ from cases import FAMILY, Case
 
 from transformer_rtc import KernelManager, SimulatedDevice, dispatch, using
 from transformer_rtc.ops import norms
-from transformer_rtc.ops.norms import BackwardSpec, ForwardSpec, NormConfig
+from transformer_rtc.ops.norm_configurations import NormConfig
+from transformer_rtc.ops.norm_kernels import BackwardSpec, ForwardSpec
 from transformer_rtc.spec import ARCHITECTURES, DType, Target
 
 EVERY_ARCHITECTURE = tuple(ARCHITECTURES)

@@ -20,7 +20,8 @@ import reference
 
 from transformer_rtc import Field, Kernel, KernelManager, LaunchConfig, SimulatedDevice, SimulationError, sources
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.ops.norms import ForwardSpec, NormConfig
+from transformer_rtc.ops.norm_configurations import NormConfig
+from transformer_rtc.ops.norm_kernels import ForwardSpec
 from transformer_rtc.simulator.device import ORDERS
 from transformer_rtc.spec import FLOAT16, FLOAT32, DType, KernelSpec, TextSpec
 
@@ -1825,13 +1826,8 @@ BUGS = (
     race(
         "a row's sum is stored by every thread",
         "norm",
-        (
-            "(squares[0]);\n    }\n    const Rstd rstd = rstd_of(moments.squares, reciprocal_hidden, params.eps);\n"
-            "    const bool tells = thread == 0 &&",
-            "(squares[0]);\n    }\n    const Rstd rstd = rstd_of(moments.squares, reciprocal_hidden, params.eps);\n"
-            "    const bool tells =",
-        ),
-        file="norms.cu",
+        ("const bool tells = place.thread == 0 &&", "const bool tells ="),
+        file="norm_forward.cu",
     ),
     race(
         "a vector that others put together is copied without a barrier",
@@ -1919,7 +1915,7 @@ BUGS = (
         "a row is read from shared memory without a wait",
         "norm_staged",
         ("      wait_async();\n      if constexpr (Config::ragged)", "      if constexpr (Config::ragged)"),
-        file="norms.cu",
+        file="norm_forward.cu",
     ),
     fault(
         "deadlock",
@@ -1945,15 +1941,15 @@ BUGS = (
             "const int count = exact ? N : columns - column;\n          if constexpr (Config::added_before) {\n",
             "const int count = N;\n          if constexpr (Config::added_before) {\n",
         ),
-        file="norms.cu",
+        file="norm_forward.cu",
     ),
     fault(
         "out_of_bounds",
         "a ragged end is copied as if it were whole",
         "norm_staged",
-        ("if (aligned && (Config::exact || column + N <= columns))", "if (aligned)"),
+        ("const int count = min(max(columns - column, 0), static_cast<int>(N));", "const int count = N;"),
         file="rows.cuh",
-        at=("copy_async<Vec<T, N>::bytes>",),
+        at=("copy_async_part<Vec<T, N>::bytes>",),
     ),
     fault(
         "out_of_bounds",
@@ -1966,12 +1962,8 @@ BUGS = (
         "out_of_bounds",
         "rows past the last one",
         "norm_rows",
-        (
-            "\n    const int64 row = first_row + row_in_cta;\n"
-            "    const bool exists = Config::rows_per_cta == 1 || row < params.rows;",
-            "\n    const int64 row = first_row + row_in_cta;\n    const bool exists = true;",
-        ),
-        file="norms.cu",
+        ("return Config::rows_per_cta == 1 || row < rows;", "return true;"),
+        file="rows.cuh",
     ),
     fault(
         "misaligned",
@@ -2158,5 +2150,5 @@ def test_a_report_names_both_parties_and_survives_a_pickle():
 def test_a_report_in_a_header_says_who_called_it():
     error = report(BY_NAME["sums of warps are read without a barrier"], "first_in")
     assert (error.file, error.line) in lines_of(BY_NAME["sums of warps are read without a barrier"])
-    assert [file for _, file, _ in error.frames][-2:] == ["norms.cu", f"{SUBJECTS['norm'].spec.symbol}.cu"]
-    assert ", called from norms.cu:" in str(error)
+    assert [file for _, file, _ in error.frames][-2:] == ["norm_forward.cu", f"{SUBJECTS['norm'].spec.symbol}.cu"]
+    assert ", called from norm_forward.cu:" in str(error)

@@ -15,7 +15,7 @@ from rigs import ALIGNED, MISALIGNED, assert_same_bits, bits, configured, device
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, using
-from transformer_rtc.ops.norms import NormConfig
+from transformer_rtc.ops.norm_configurations import NormConfig
 from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -237,6 +237,22 @@ def hold_large_mean(rows, hidden, static, rng):
             # Not by a bound that a large rstd blows up.
             of_equal = np.broadcast_to(bias, x.shape)[equal].astype(float)
             np.testing.assert_allclose(y[equal].astype(float), of_equal, 0.01, 0.01)
+
+
+@BOTH
+@pytest.mark.parametrize("hidden", [3, 2000, 12289])  # 4 % of 12289 floats had a mean that rounding had moved
+def test_rows_of_equal_elements_have_no_variance_whatever_their_size(hidden, static, rng):
+    for dtype, eps in itertools.product((FLOAT32, BFLOAT16), (1e-5, 1e-30)):
+        sizes = 10.0 ** rng.uniform(-10, 18, (100, 1)) * rng.choice([-1, 1], (100, 1))
+        x = np.broadcast_to(sizes, (100, hidden)).astype(reference.NUMPY_TYPES[dtype])
+        bias = reference.random_weight(rng, hidden, dtype)
+        with divided("layer_norm", hidden, IN_CLUSTER):
+            for device in devices(90, seeds=(), static=static):
+                with using(device):
+                    y, mean, rstd = transformer_rtc.layer_norm(x, None, bias, eps, return_mean=True, return_rstd=True)
+                np.testing.assert_array_equal(mean, x[:, 0].astype(np.float32))
+                np.testing.assert_array_equal(y, np.broadcast_to(bias, x.shape))
+                np.testing.assert_allclose(rstd, eps**-0.5, 1e-6)
 
 
 def test_the_bound_for_a_large_mean_would_see_a_mean_of_one_float(rng):

@@ -49,7 +49,7 @@ from rigs import (
 )
 
 from transformer_rtc import LaunchConfig, SimulatedDevice, layer_norm, rms_norm, using
-from transformer_rtc.ops.norms import NormConfig
+from transformer_rtc.ops.norm_configurations import NormConfig
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, INT8, DType
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -1,0 +1,100 @@
+// Rows of any data type, known at run time: for kernels that are complete rather than fast.
+#pragma once
+
+#include "reduce.cuh"
+#include "rows.cuh"
+
+namespace trtc {
+
+// A data type as DLPack names it: type code * 256 + bits.
+enum class Dtype : int {
+  absent = 0,
+  float32 = 0x220,
+  float16 = 0x210,
+  bfloat16 = 0x410,
+  float8_e4m3 = 0xa08,
+  float8_e5m2 = 0xc08,
+  int8 = 0x008,
+};
+
+enum : int { general_vector = 4 };
+
+template <class T, int N>
+TRTC_DEVICE void load_floats_of(float (&values)[N], const void* row, int column, int columns) {
+  const T* first = static_cast<const T*>(row) + column;
+  Vec<T, N> value;
+  value.load(first, columns - column, rows_aligned<T, N>(first, 0, 0));
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value.get(i);
+}
+
+template <class T, int N>
+TRTC_DEVICE void store_floats_of(const float (&values)[N], void* row, int column, int columns) {
+  T* first = static_cast<T*>(row) + column;
+  Vec<T, N> value;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) value.set(i, values[i], N == 1 ? 0.0f : values[i + (N > 1)]);
+  const bool vector = column + N <= columns && rows_aligned<T, N>(first, 0, 0);
+  value.store(first, vector);
+#pragma unroll
+  for (int i = 0; i < N; ++i) value.store_element(first + i, i, !vector && column + i < columns);
+}
+
+// A row of an array of any type.
+struct AnyRow {
+  char* row;
+  Dtype dtype;
+  int columns;
+
+  TRTC_DEVICE bool present() const { return dtype != Dtype::absent; }
+  TRTC_DEVICE float largest_number() const {
+    return dtype == Dtype::float8_e4m3   ? largest<float8_e4m3>()
+           : dtype == Dtype::float8_e5m2 ? largest<float8_e5m2>()
+                                         : largest<int8>();
+  }
+
+  template <int N>
+  TRTC_DEVICE void load(float (&values)[N], int column) const {
+    if (dtype == Dtype::float32) load_floats_of<float, N>(values, row, column, columns);
+    if (dtype == Dtype::float16) load_floats_of<float16, N>(values, row, column, columns);
+    if (dtype == Dtype::bfloat16) load_floats_of<bfloat16, N>(values, row, column, columns);
+  }
+
+  template <int N>
+  TRTC_DEVICE void store(const float (&values)[N], int column) const {
+    if (dtype == Dtype::float32) store_floats_of<float, N>(values, row, column, columns);
+    if (dtype == Dtype::float16) store_floats_of<float16, N>(values, row, column, columns);
+    if (dtype == Dtype::bfloat16) store_floats_of<bfloat16, N>(values, row, column, columns);
+    if (dtype == Dtype::float8_e4m3) store_floats_of<float8_e4m3, N>(values, row, column, columns);
+    if (dtype == Dtype::float8_e5m2) store_floats_of<float8_e5m2, N>(values, row, column, columns);
+    if (dtype == Dtype::int8) store_floats_of<int8, N>(values, row, column, columns);
+  }
+};
+
+// The row of an array whose element offset is `offset`. `columns` is 0 for a row past the last.
+TRTC_DEVICE AnyRow any_row(void* array, int dtype, int64 offset, int columns) {
+  return {static_cast<char*>(array) + offset * ((dtype & 0xff) / 8), static_cast<Dtype>(dtype), columns};
+}
+
+// Sums over a row: by element of a Vec, by block of 32 Vecs and by row, so that no chain of additions is long.
+template <int Count>
+struct LongSums {
+  float all[Count] = {};
+  float block[Count] = {};
+  int terms = 0;
+
+  TRTC_DEVICE void add(const float (&values)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) block[i] += values[i];
+    if (++terms % 32 == 0) close();
+  }
+  TRTC_DEVICE void close() {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      all[i] += block[i];
+      block[i] = 0.0f;
+    }
+  }
+};
+
+}  // namespace trtc

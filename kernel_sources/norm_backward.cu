@@ -1,0 +1,364 @@
+// Backward. With x' = (x - mean) * rstd, w = weight + weight_offset and means over the row:
+//
+//   dx = rstd * (dy * w - x' * mean(dy * w * x') [- mean(dy * w), where it is centred]) [+ dresidual]
+//   dweight = sum over rows of dy * x',   dbias = sum over rows of dy
+//
+// Groups of CTAs take rows in turn, as RowRing brings them; the weight and the partial sums of its gradient stay in
+// registers. A second launch adds the groups' sums up.
+#pragma once
+
+#include "norms.cuh"
+
+namespace trtc {
+
+// The inputs of a row.
+template <class Config>
+struct BackwardRows {
+  InputRow<typename Config::Gradient, Config> dy;
+  InputRow<typename Config::Input, Config> x;
+  InputRow<typename Config::Residual, Config> dresidual;
+
+  template <class Params>
+  TRTC_DEVICE void begin(const Params& params, const Place<Config>& place) {
+    dy.begin({params.dy, params.dy_outer_stride, params.dy_inner_stride}, place);
+    if constexpr (Config::needs_x) x.begin({params.x, params.x_outer_stride, params.x_inner_stride}, place);
+    if constexpr (Config::has_dresidual) {
+      dresidual.begin({params.dresidual, params.dresidual_outer_stride, params.dresidual_inner_stride}, place);
+    }
+  }
+  template <class Params>
+  TRTC_DEVICE void locate(const Params& params, char* slot, const Place<Config>& place, int64 row) {
+    dy.locate(params, slot + Config::dy_at, place, row);
+    if constexpr (Config::needs_x) x.locate(params, slot, place, row);
+    if constexpr (Config::has_dresidual) dresidual.locate(params, slot + Config::residual_at, place, row);
+  }
+  template <class Params>
+  TRTC_DEVICE void fetch(const Params& params, char* slot, const Place<Config>& place, int64 row, int columns) {
+    dy.fetch(params, slot + Config::dy_at, place, row, columns);
+    if constexpr (Config::needs_x) x.fetch(params, slot, place, row, columns);
+    if constexpr (Config::has_dresidual) dresidual.fetch(params, slot + Config::residual_at, place, row, columns);
+  }
+};
+
+// Leaves a thread's sums over its rows for the second launch: added up over the rows that a CTA holds together, in
+// shared memory; or, where these are of different heads, each as it is.
+template <class Config>
+TRTC_DEVICE void store_partials(float* partials, const float (&sums)[Config::steps * Config::vector], char* shared,
+                                int gradient, const Place<Config>& place) {
+  constexpr int N = Config::vector;
+  constexpr int rows = Config::rows_per_cta;
+  constexpr bool adds = rows > 1 && !Config::per_head;
+  const int64 row = Config::per_head ? place.begin_row() + place.row_in_cta : place.group;
+  float* to = partials + partial_offset(row, gradient, Config::gradients, Config::hidden) + place.first_column;
+  float* staging = reinterpret_cast<float*>(shared);
+  if constexpr (adds) cta_barrier();  // what was in shared memory has been read
+#pragma unroll
+  for (int k = 0; k < Config::steps; ++k) {
+    const int column = (k * Config::threads + place.thread) * N;
+    Vec<float, N> value;
+#pragma unroll
+    for (int i = 0; i < N; i += 2) value.set(i, sums[k * N + i], N == 1 ? 0.0f : sums[k * N + i + (N > 1)]);
+    if constexpr (adds) {
+      value.template store<Space::shared>(staging + place.row_in_cta * Config::chunk + column, true);
+    } else {
+      value.store(to + column, Config::exact || column < place.most_columns);
+    }
+  }
+  if constexpr (adds) {
+    cta_barrier();
+    for (int column = thread_index(); column < Config::hidden; column += Config::threads * rows) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < rows; ++i) sum += staging[i * Config::chunk + column];
+      to[column] = sum;
+    }
+  }
+}
+
+template <class Config, class Params>
+TRTC_DEVICE void norm_backward(const Params& params) {
+  using Gradient = typename Config::Gradient;
+  using Input = typename Config::Input;
+  using Weight = typename Config::Weight;
+  using Output = typename Config::Output;
+  constexpr int N = Config::vector;
+  constexpr int threads = Config::threads;
+  constexpr int steps = Config::steps;
+  constexpr bool exact = Config::exact;
+  constexpr bool centred = Config::centred;
+  constexpr float reciprocal_hidden = 1.0f / Config::hidden;
+  constexpr bool given = Config::has_statistics;
+  constexpr bool finds_statistics = Config::needs_x && !given;
+  // Of a row: the sum of dy * w * (x - mean), that of dy * w where it is centred, and what its statistics need.
+  constexpr int values = !centred ? (finds_statistics ? 2 : 1) : finds_statistics ? 5 : 2;
+  // Several CTAs take their next row's sums while these of the last one are told.
+  constexpr int lag = Config::lag;
+  // What the sums were made of stays in registers for dx, or is made again.
+  constexpr bool held = Config::has_dx && !finds_statistics && lag == 0 && steps * N <= 16;
+  using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
+                                 values, true, 2 + 2 * lag>;
+
+  TRTC_DYNAMIC_SHARED(char, shared);
+  const auto place = Place<Config>::here();
+  const int thread = place.thread;
+  constexpr bool reduces = Config::has_dx || finds_statistics;
+  Reduction reduction;
+  if constexpr (reduces) reduction.begin(params, place.rank);
+  RowRing<Config, BackwardRows<Config>> ring;
+  ring.begin(params, place, shared);
+  const BackwardRows<Config>& inputs = ring.inputs;
+  int64 first_row = place.begin_row();
+
+  // With its offset, and in float, where that saves more than it costs.
+  Vec<Weight, N> weight[Config::weight_held ? steps : 1];
+  float full_weight[held ? steps * N : 1];
+  const Weight* weights = nullptr;
+  bool weight_aligned = false;
+  if constexpr (Config::has_weight) {
+    // Every row that a thread works on is of one head: the launch sees to it.
+    const int64 head = head_of<Config::per_head>(params, first_row + place.row_in_cta) * Config::hidden;
+    weights = static_cast<const Weight*>(params.weight) + head + place.first_column;
+    weight_aligned = rows_aligned<Weight, N>(weights, 0, 0);
+    if constexpr (Config::weight_held) {
+#pragma unroll
+      for (int k = 0; k < steps; ++k) {
+        const int column = (k * threads + thread) * N;
+        weight[k].load(weights + column, exact ? N : place.most_columns - column, weight_aligned);
+        if constexpr (held) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) full_weight[k * N + i] = weight[k].get(i) + params.weight_offset;
+        }
+      }
+    }
+  }
+  float dweight[Config::has_dweight ? steps * N : 1] = {};
+  float dbias[Config::has_dbias ? steps * N : 1] = {};
+  float held_gradient[held ? steps * N : 1];
+  float held_normal[held ? steps * N : 1];
+  float next_mean = 0.0f, next_rstd = 0.0f;
+  if constexpr (given) {
+    if (first_row + place.row_in_cta < params.rows) {
+      if constexpr (centred)
+        next_mean = load_float(static_cast<const float*>(params.mean) + first_row + place.row_in_cta);
+      next_rstd = load_float(static_cast<const float*>(params.rstd) + first_row + place.row_in_cta);
+    }
+  }
+
+#if TRTC_ARCHITECTURE >= 90
+  allow_next_launch();
+#endif
+  // The row whose sums are taken is `lag` rows before the one whose gradients are.
+  float mean = 0.0f, rstd = 0.0f, last_mean = 0.0f, last_rstd = 0.0f;
+  float sums[values] = {};
+#pragma unroll 1
+  for (int64 gradient_first = first_row - lag * place.stride; gradient_first < params.rows;
+       gradient_first += place.stride) {
+    if (lag == 0 || first_row < params.rows) {
+      const int64 row = first_row + place.row_in_cta;
+      const int columns = place.columns(row, params.rows);
+      ring.take(params, first_row);
+      mean = next_mean;
+      rstd = next_rstd;
+      if constexpr (given) {
+        const int64 next = row + place.stride;
+        next_mean = next_rstd = 0.0f;
+        if (next < params.rows) {
+          if constexpr (centred) next_mean = load_float(static_cast<const float*>(params.mean) + next);
+          next_rstd = load_float(static_cast<const float*>(params.rstd) + next);
+        }
+      }
+
+      // ---- What the whole row adds up to; and its part of the weight's gradients, if its statistics are known
+      if constexpr (finds_statistics && centred) {
+        float total[1] = {0.0f};
+#pragma unroll
+        for (int k = 0; k < steps; ++k) total[0] += sum_of(inputs.x.at((k * threads + thread) * N));
+        reduction.template reduce_in_cta<Sum, 0>(total);
+        mean = shift_of<Config>(total[0], place.rank);
+      }
+#pragma unroll
+      for (int i = 0; i < values; ++i) sums[i] = 0.0f;
+#pragma unroll
+      for (int k = 0; k < steps; ++k) {
+        const int column = (k * threads + thread) * N;
+        const Vec<Gradient, N> dy = inputs.dy.at(column);
+        Vec<Input, N> x;
+        if constexpr (Config::needs_x) x = inputs.x.at(column);
+        if constexpr (Config::has_weight && !Config::weight_held) {
+          weight[0].load(weights + column, exact ? N : place.most_columns - column, weight_aligned);
+        }
+        float of_vec[values] = {};
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          float gradient = dy.get(i);
+          if constexpr (Config::has_dbias && !finds_statistics) dbias[k * N + i] += gradient;
+          if constexpr (Config::needs_x) {
+            float deviation = x.get(i);
+            if constexpr (centred) deviation -= mean;
+            if constexpr (!finds_statistics) deviation *= rstd;
+            if constexpr (Config::has_dweight && !finds_statistics) {
+              dweight[k * N + i] = fused_multiply_add(gradient, deviation, dweight[k * N + i]);
+            }
+            if constexpr (Config::has_weight && held) {
+              gradient *= full_weight[k * N + i];
+            } else if constexpr (Config::has_weight) {
+              gradient *= weight[Config::weight_held ? k : 0].get(i) + params.weight_offset;
+            }
+            if constexpr (Config::has_dx) {
+              of_vec[0] = fused_multiply_add(gradient, deviation, of_vec[0]);
+              if constexpr (centred) of_vec[1] += gradient;
+            }
+            if constexpr (held) {
+              held_gradient[k * N + i] = gradient;
+              held_normal[k * N + i] = deviation;
+            }
+            if constexpr (finds_statistics) {
+              if constexpr (centred) {
+                if (!Config::within(i, columns - column)) deviation = 0.0f;
+                of_vec[3] += deviation;
+              }
+              of_vec[values - 1] = fused_multiply_add(deviation, deviation, of_vec[values - 1]);
+            }
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < values; ++i) sums[i] += of_vec[i];
+      }
+      if constexpr (reduces) {
+        reduction.template reduce_in_cta<Sum, 1>(sums);
+        if constexpr (finds_statistics && centred) sums[2] = mean;
+        reduction.send(sums);
+      }
+    }
+    first_row += place.stride;
+    reduction.next_row();
+    if constexpr (lag != 0) {
+      // The first turn has no row before it; the statistics of the one after it stay for the next turn.
+      const float swapped_mean = last_mean, swapped_rstd = last_rstd;
+      last_mean = mean;
+      last_rstd = rstd;
+      mean = swapped_mean;
+      rstd = swapped_rstd;
+      if (gradient_first < place.begin_row()) continue;
+    }
+
+    // ---- The gradients of the row, or of the one before
+    if constexpr (reduces) {
+      const int64 row = gradient_first + place.row_in_cta;
+      const int columns = place.columns(row, params.rows);
+      char* here = ring.take_again(params, gradient_first);
+      reduction.receive(sums);
+      float rest = 0.0f;   // of the mean
+      float level = 0.0f;  // mean of dy * w
+      if constexpr (finds_statistics) {
+        float squares;
+        if constexpr (centred) {
+          const Moments moments = row_moments<Config>(sums[2], sums[3], sums[4], thread);
+          // From each CTA's shift to the row's mean.
+          sums[0] = fused_multiply_add((sums[2] - moments.mean) - moments.rest, sums[1], sums[0]);
+          mean = moments.mean;
+          rest = moments.rest;
+          squares = moments.squares;
+        } else {
+          squares = reduce_lanes<Sum, Config::ctas_per_row>(sums[1]);
+        }
+        rstd = place.exists(row, params.rows) ? rstd_of(squares, reciprocal_hidden, params.eps).high : 0.0f;
+      }
+      // Mean of dy * w * x'.
+      float projection = reduce_lanes<Sum, Config::ctas_per_row>(sums[0]) * reciprocal_hidden;
+      if constexpr (finds_statistics) projection *= rstd;
+      if constexpr (centred) level = reduce_lanes<Sum, Config::ctas_per_row>(sums[1]) * reciprocal_hidden;
+      OutputRow<Output, Config> dx_out;
+      if constexpr (Config::has_dx) {
+        dx_out.begin({params.dx, params.dx_outer_stride, params.dx_inner_stride}, params, row, place,
+                     Config::out_in_slot ? here : shared + Config::out_at);
+      }
+#pragma unroll
+      for (int k = 0; k < steps; ++k) {
+        const int column = (k * threads + thread) * N;
+        Vec<Gradient, N> dy;
+        Vec<Input, N> x;
+        if constexpr (!held) {
+          dy = inputs.dy.at(column);
+          x = inputs.x.at(column);
+        }
+        Vec<typename Config::Residual, N> dresidual;
+        if constexpr (Config::has_dresidual) {
+          dresidual = inputs.dresidual.at(column);
+        }
+        if constexpr (Config::has_dx && Config::has_weight && !Config::weight_held && !held) {
+          weight[0].load(weights + column, exact ? N : place.most_columns - column, weight_aligned);
+        }
+        Vec<Output, N> result;
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+          float dx[2] = {0.0f, 0.0f};
+#pragma unroll
+          for (int j = 0; j < (N == 1 ? 1 : 2); ++j) {
+            float gradient, normal;
+            if constexpr (held) {
+              gradient = held_gradient[k * N + i + j];
+              normal = held_normal[k * N + i + j];
+            } else {
+              gradient = dy.get(i + j);
+              normal = x.get(i + j);
+              if constexpr (centred) normal -= mean;
+              if constexpr (centred && finds_statistics) normal -= rest;
+              normal *= rstd;
+              if constexpr (finds_statistics) {
+                if constexpr (Config::has_dbias) dbias[k * N + i + j] += gradient;
+                if constexpr (Config::has_dweight) {
+                  dweight[k * N + i + j] = fused_multiply_add(gradient, normal, dweight[k * N + i + j]);
+                }
+              }
+              if constexpr (Config::has_weight) {
+                gradient *= weight[Config::weight_held ? k : 0].get(i + j) + params.weight_offset;
+              }
+            }
+            gradient = fused_multiply_add(-normal, projection, gradient);
+            if constexpr (centred) gradient -= level;
+            if constexpr (Config::has_dresidual) {
+              dx[j] = fused_multiply_add(gradient, rstd, dresidual.get(i + j));
+            } else {
+              dx[j] = gradient * rstd;
+            }
+          }
+          result.set(i, dx[0], dx[1]);
+        }
+        if constexpr (Config::has_dx) dx_out.put(result, column, 0, columns);
+      }
+      if constexpr (Config::has_dx) dx_out.finish(0, columns, thread, true);
+    }
+  }
+  wait_async();
+  if constexpr (reduces) reduction.end();
+
+  if constexpr (Config::has_dweight) {
+    store_partials<Config>(static_cast<float*>(params.partials), dweight, shared, 0, place);
+  }
+  if constexpr (Config::has_dbias) {
+    store_partials<Config>(static_cast<float*>(params.partials), dbias, shared, Config::gradients - 1, place);
+  }
+}
+
+template <class Dweight, class Dbias, bool HasDweight, bool HasDbias, int RowsPerGroup, bool Early, class Params>
+TRTC_DEVICE void norm_backward_finish(const Params& params) {
+#if TRTC_ARCHITECTURE >= 90
+  if constexpr (Early) wait_for_last_launch();
+#endif
+  const int64 column = cta_index() * 32 + thread_index() / 32;
+  const int64 to = cta_index_y() * params.hidden + column;
+  const bool stores = thread_index() % 32 == 0 && column < params.hidden;
+  if constexpr (HasDweight) {
+    Vec<Dweight, 1> value;
+    value.set(0, finished_sum<RowsPerGroup>(params, 0, HasDweight + HasDbias), 0.0f);
+    value.store(static_cast<Dweight*>(params.dweight) + to, stores);
+  }
+  if constexpr (HasDbias) {
+    Vec<Dbias, 1> value;
+    value.set(0, finished_sum<RowsPerGroup>(params, HasDweight, HasDweight + HasDbias), 0.0f);
+    value.store(static_cast<Dbias*>(params.dbias) + to, stores);
+  }
+}
+
+}  // namespace trtc

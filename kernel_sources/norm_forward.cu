@@ -1,0 +1,575 @@
+// Forward: y of rows that each CTA, or cluster, has one of (norm_forward), or takes in turn (norm_forward_in_turn).
+#pragma once
+
+#include "norms.cuh"
+
+namespace trtc {
+
+// y of an x that is its deviation from the mean's high part, where it is centred.
+template <class Config>
+TRTC_DEVICE float forward_value(float x, const Moments& moments, Rstd rstd, float weight, float bias) {
+  if constexpr (Config::centred && is_same<typename Config::Output, float>) {
+    x -= moments.rest;
+  } else if constexpr (Config::centred) {
+    const float normal = fused_multiply_add(x, rstd.high, -moments.rest * rstd.high);
+    return Config::has_bias ? fused_multiply_add(normal, weight, bias) : normal * weight;
+  }
+  float y = normalized<typename Config::Output>(x, rstd, weight);
+  if constexpr (Config::has_bias) y += bias;
+  return y;
+}
+
+// The weight and bias of all columns of a CTA.
+template <class Config>
+struct AffineRow {
+  enum : int { N = Config::vector };
+  const typename Config::Weight* weights;
+  const typename Config::Bias* biases;
+  bool weight_aligned, bias_aligned;
+
+  template <class Params>
+  TRTC_DEVICE void begin(const Params& params, int64 first) {
+    weights = nullptr;
+    if constexpr (Config::has_weight) weights = static_cast<const typename Config::Weight*>(params.weight) + first;
+    biases = nullptr;
+    if constexpr (Config::has_bias) biases = static_cast<const typename Config::Bias*>(params.bias) + first;
+    weight_aligned = rows_aligned<typename Config::Weight, N>(weights, 0, 0);
+    bias_aligned = rows_aligned<typename Config::Bias, N>(biases, 0, 0);
+  }
+};
+
+// Those of one Vec.
+template <class Config>
+struct Affine {
+  enum : int { N = Config::vector };
+  Vec<typename Config::Weight, N> weight;
+  Vec<typename Config::Bias, N> bias;
+
+  TRTC_DEVICE void load(const AffineRow<Config>& row, int column, int columns) {
+    const int count = Config::exact ? static_cast<int>(N) : columns - column;
+    if constexpr (Config::has_weight) weight.load(row.weights + column, count, row.weight_aligned);
+    if constexpr (Config::has_bias) bias.load(row.biases + column, count, row.bias_aligned);
+  }
+
+  template <class Params>
+  TRTC_DEVICE float full_weight(const Params& params, int i) const {
+    if constexpr (Config::has_weight) return weight.get(i) + params.weight_offset;
+    return 1.0f;
+  }
+  TRTC_DEVICE float full_bias(int i) const {
+    if constexpr (Config::has_bias) return bias.get(i);
+    return 0.0f;
+  }
+};
+
+// What a row's y is computed from beside its elements.
+struct Normalization {
+  Moments moments;
+  Rstd rstd;
+  float scale;
+};
+
+// One Vec of y, from what forward_value() takes; `count` of its columns and those behind it lie in the row. `most`
+// becomes the largest magnitude before the scale, if that is asked for.
+template <bool Measures, class Config, class Params, int N>
+TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, const float (&x)[N],
+                                                      const Normalization& row, const Affine<Config>& affine,
+                                                      const Vec<typename Config::Residual, N>& added, int count,
+                                                      float& most) {
+  Vec<typename Config::Output, N> result;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    float y[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < (N == 1 ? 1 : 2); ++j) {
+      y[j] = forward_value<Config>(x[i + j], row.moments, row.rstd, affine.full_weight(params, i + j),
+                                   affine.full_bias(i + j));
+      if constexpr (Config::added_after) y[j] += added.get(i + j);
+      if constexpr (Measures) {
+        if (Config::within(i + j, count)) most = Maximum::of(most, magnitude(y[j]));
+      }
+      if constexpr (Config::has_scale || Config::row_scaled) y[j] *= row.scale;
+    }
+    result.set(i, y[0], y[1]);
+  }
+  return result;
+}
+
+// Adds up deviations and their squares.
+template <int N>
+TRTC_DEVICE void add_deviations(float (&sums)[2], const float (&deviation)[N]) {
+  float of_vec[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    of_vec[0] += deviation[i];
+    of_vec[1] = fused_multiply_add(deviation[i], deviation[i], of_vec[1]);
+  }
+  sums[0] += of_vec[0];
+  sums[1] += of_vec[1];
+}
+
+template <class Config, class Params>
+TRTC_DEVICE void tell_statistics(const Params& params, const Place<Config>& place, int64 row,
+                                 const Normalization& found) {
+  const bool tells = place.thread == 0 && place.rank == 0 && place.exists(row, params.rows);
+  if constexpr (Config::has_mean) {
+    if (tells) static_cast<float*>(params.mean)[row] = found.moments.mean + found.moments.rest;
+  }
+  if constexpr (Config::has_rstd) {
+    if (tells) static_cast<float*>(params.rstd)[row] = found.rstd.high;
+  }
+}
+
+// The largest magnitude, of all threads, and the inverse of the scale, if they are asked for.
+template <class Config, class Params>
+TRTC_DEVICE void tell_scaling(const Params& params, float amax, float scale) {
+  if constexpr (Config::has_amax) {
+    amax = reduce_lanes<Maximum, 32>(amax);
+    if (thread_index() % 32 == 0 && amax != 0.0f) maximum_global(static_cast<float*>(params.amax), amax);
+  }
+  if constexpr (Config::has_scale_inv) {
+    if (thread_index() == 0 && cta_index() == 0) *static_cast<float*>(params.scale_inv) = divide(1.0f, scale);
+  }
+}
+
+// The inputs of a row: x, and the residual that is added before or after; and their sum, where it is added before.
+template <class Config>
+struct ForwardRows {
+  using Held = typename Config::Held;
+  enum : int { N = Config::vector };
+  enum : bool { has_residual = Config::added_before || Config::added_after };
+  InputRow<typename Config::Input, Config> x;
+  InputRow<typename Config::Residual, Config> residual;
+
+  template <class Params>
+  TRTC_DEVICE void begin(const Params& params, const Place<Config>& place) {
+    x.begin({params.x, params.x_outer_stride, params.x_inner_stride}, place);
+    if constexpr (has_residual) {
+      residual.begin({params.residual, params.residual_outer_stride, params.residual_inner_stride}, place);
+    }
+  }
+  template <class Params>
+  TRTC_DEVICE void locate(const Params& params, char* slot, const Place<Config>& place, int64 row) {
+    x.locate(params, slot, place, row);
+    if constexpr (has_residual) residual.locate(params, slot + Config::residual_at, place, row);
+  }
+  template <class Params>
+  TRTC_DEVICE void fetch(const Params& params, char* slot, const Place<Config>& place, int64 row, int columns) {
+    x.fetch(params, slot, place, row, columns);
+    if constexpr (has_residual) residual.fetch(params, slot + Config::residual_at, place, row, columns);
+  }
+
+  // What is normalized: x, or its sum with the residual, which is written and kept in the slot.
+  TRTC_DEVICE Vec<Held, N> first_held_at(OutputRow<Held, Config>& sum_out, int column, int columns) const {
+    if constexpr (Config::added_before) {
+      const Vec<Held, N> value = sum_of_vecs<Held>(x.at(column), residual.at(column));
+      value.template store<Space::shared>(sum_out.shared + column, true);
+      if (Config::ragged || sum_out.aligned) sum_out.put(value, column, 0, columns);
+      return value;
+    } else {
+      return x.at(column);
+    }
+  }
+  TRTC_DEVICE Vec<Held, N> held_at(char* slot, const Place<Config>& place, int column) const {
+    if constexpr (Config::added_before) {
+      Vec<Held, N> value;
+      value.load_shared(reinterpret_cast<Held*>(slot + Config::sum_at) + place.row_in_cta * Config::chunk + column);
+      return value;
+    } else {
+      return x.at(column);
+    }
+  }
+};
+
+template <class Config, class Params>
+TRTC_DEVICE void begin_sum(OutputRow<typename Config::Held, Config>& to, const Params& params, int64 row,
+                           const Place<Config>& place, char* slot) {
+  if constexpr (Config::added_before) {
+    to.begin({params.residual_out, params.residual_out_outer_stride, params.residual_out_inner_stride}, params, row,
+             place, slot + Config::sum_at);
+  }
+}
+
+template <class Config, class Params>
+TRTC_DEVICE void norm_forward(const Params& params) {
+  using Input = typename Config::Input;
+  using Residual = typename Config::Residual;
+  using Output = typename Config::Output;
+  using Held = typename Config::Held;
+  using Reduction =
+      RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
+                   Config::centred ? 3 : 1, Config::repeats, Config::repeats || Config::row_scaled ? 2 : 1>;
+  constexpr int N = Config::vector;
+  constexpr int threads = Config::threads;
+  constexpr bool exact = Config::exact;
+  constexpr bool in_shared = Config::in_shared;
+  constexpr bool one_chunk = Config::chunks == 1;
+  constexpr bool has_affine = Config::has_weight || Config::has_bias;
+  constexpr int affine_bytes = (Config::has_weight ? sizeof(typename Config::Weight) : 0) +
+                               (Config::has_bias ? sizeof(typename Config::Bias) : 0);
+  // Fetched before the sum, the weight's latency is hidden behind the row's; more than this much would not fit beside
+  // it.
+  constexpr bool early_affine = has_affine && one_chunk && !in_shared && Config::steps * N * affine_bytes <= 64;
+  // Vecs of the weight that are on their way while others are used, the first ones while the sum is exchanged: hides
+  // the L2 cache's latency.
+  constexpr int in_flight = Config::steps == 8 && !Config::repeats ? 4 : Config::steps > 1 ? 2 : 1;
+  constexpr int held = in_shared ? 1 : Config::steps;  // Vecs in registers
+  // A row that is centred is read three times: its elements stay in registers as floats, but where shared memory holds
+  // them at hand, and registers are better spent on more rows in flight.
+  constexpr bool unpacked = Config::centred && one_chunk && (!in_shared || Config::ragged);
+
+  TRTC_DYNAMIC_SHARED(char, shared);
+  const auto place = Place<Config>::here();
+  const int thread = place.thread;
+  ForwardRows<Config> inputs;
+  inputs.begin(params, place);
+  Reduction reduction;
+  reduction.begin(params, place.rank);
+  float scale = 1.0f;
+  if constexpr (Config::has_scale) scale = load_float(params.scale);
+  float amax = 0.0f;
+
+  int64 first_row = place.begin_row();
+  do {
+    const int64 row = first_row + place.row_in_cta;
+    const int columns = place.columns(row, params.rows);
+    AffineRow<Config> affine_row;
+    affine_row.begin(params, head_of<Config::per_head>(params, row) * Config::hidden + place.first_column);
+
+    // ---- The row, and its sum of squares; or its sum, where it is centred.
+    Vec<Held, N> value[held];
+    float element[unpacked ? Config::steps * N : 1];
+    Vec<Residual, N> added[held];
+    Affine<Config> affine[held];
+    OutputRow<Held, Config> sum_out;
+    begin_sum(sum_out, params, row, place, shared);
+    const Input* x = inputs.x.of(params, row);
+    const Residual* residual = nullptr;
+    if constexpr (inputs.has_residual) residual = inputs.residual.of(params, row);
+    if constexpr (in_shared) {
+      inputs.fetch(params, shared, place, row, columns);
+      wait_async();
+      if constexpr (Config::ragged) cta_barrier();
+    }
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < Config::slice; first += Config::chunk) {
+      if constexpr (!in_shared) {
+#pragma unroll
+        for (int k = 0; k < Config::steps; ++k) {
+          const int column = first + (k * threads + thread) * N;
+          const int count = exact ? N : columns - column;
+          if constexpr (Config::added_before) {
+            Vec<Input, N> input;
+            input.load(x + column, count, inputs.x.aligned);
+            added[k].load(residual + column, count, inputs.residual.aligned);
+            value[k] = sum_of_vecs<Held>(input, added[k]);
+            sum_out.put(value[k], column, first, columns);
+          } else {
+            value[k].load(x + column, count, inputs.x.aligned);
+            if constexpr (Config::added_after && one_chunk) {
+              added[k].load(residual + column, count, inputs.residual.aligned);
+            }
+          }
+          if constexpr (early_affine) affine[k].load(affine_row, column, columns);
+        }
+      }
+      float chunk_sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < Config::steps; ++k) {
+        if constexpr (in_shared) value[0] = inputs.first_held_at(sum_out, (k * threads + thread) * N, columns);
+        chunk_sum += Config::centred ? sum_of(value[k % held]) : sum_of_squares(value[k % held]);
+        if constexpr (unpacked) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) element[k * N + i] = value[k % held].get(i);
+        }
+      }
+      sum += chunk_sum;
+      if constexpr (Config::added_before) sum_out.finish(first, columns, thread, !one_chunk || Config::repeats);
+    }
+
+    Affine<Config> ahead[in_flight];
+    if constexpr (in_shared && has_affine && !Config::row_scaled) {
+#pragma unroll
+      for (int k = 0; k < in_flight; ++k) ahead[k].load(affine_row, (k * threads + thread) * N, columns);
+    }
+
+    // ---- Its statistics
+    // Where a row that is not held is read again.
+    const Held* again = nullptr;
+    bool again_aligned = false;
+    if constexpr (Config::added_before) {
+      again = sum_out.global;
+      again_aligned = sum_out.aligned;
+    } else {
+      again = x;
+      again_aligned = inputs.x.aligned;
+    }
+    Normalization found{{0.0f, 0.0f, 0.0f}, {0.0f, 0.0f}, scale};
+    float shift = 0.0f;
+    if constexpr (Config::centred) {
+      float total[1] = {sum};
+      reduction.template reduce_in_cta<Sum, 0>(total);
+      shift = shift_of<Config>(total[0], place.rank);
+      float sums[2] = {0.0f, 0.0f};
+#pragma unroll 1
+      for (int first = 0; first < Config::slice; first += Config::chunk) {
+        float of_chunk[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int k = 0; k < Config::steps; ++k) {
+          const int column = first + (k * threads + thread) * N;
+          if constexpr (in_shared && !unpacked) {
+            value[0] = inputs.held_at(shared, place, column);
+          } else if constexpr (!one_chunk) {
+            value[k].load(again + column, columns - column, again_aligned);
+          }
+          float deviation[N];
+#pragma unroll
+          for (int i = 0; i < N; ++i) {
+            if constexpr (unpacked) {
+              deviation[i] = element[k * N + i] - shift;
+            } else {
+              deviation[i] = value[k % held].get(i) - shift;
+            }
+          }
+          Config::clear_outside(deviation, columns - column);
+          if constexpr (unpacked) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) element[k * N + i] = deviation[i];
+          }
+          add_deviations(of_chunk, deviation);
+        }
+        sums[0] += of_chunk[0];
+        sums[1] += of_chunk[1];
+      }
+      reduction.template reduce_in_cta<Sum, 1>(sums);
+      float gathered[3] = {shift, sums[0], sums[1]};
+      reduction.gather(gathered);
+      found.moments = row_moments<Config>(gathered[0], gathered[1], gathered[2], thread);
+    } else {
+      float squares[1] = {sum};
+      reduction.template reduce_in_cta<Sum, 0>(squares);
+      reduction.gather(squares);
+      found.moments.squares = reduce_lanes<Sum, Config::ctas_per_row>(squares[0]);
+    }
+    found.rstd = rstd_of(found.moments.squares, 1.0f / Config::hidden, params.eps);
+    tell_statistics<Config>(params, place, row, found);
+
+    // ---- y: once, or where each row has a scale, first its largest magnitude
+    OutputRow<Output, Config> y_out;
+    y_out.begin({params.out, params.out_outer_stride, params.out_inner_stride}, params, row, place,
+                shared + Config::out_at);
+    constexpr int passes = Config::row_scaled ? 2 : 1;
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+      const bool stores = pass + 1 == passes;
+      float largest_in_row = 0.0f;
+#pragma unroll 1
+      for (int first = 0; first < Config::slice; first += Config::chunk) {
+#pragma unroll
+        for (int k = 0; k < Config::steps; ++k) {
+          const int column = first + (k * threads + thread) * N;
+          const int count = exact ? N : columns - column;
+          if constexpr (in_shared) {
+            if constexpr (!unpacked) value[0] = inputs.held_at(shared, place, column);
+            if constexpr (Config::added_after) added[0] = inputs.residual.at(column);
+          } else if constexpr (!one_chunk) {
+            value[k].load(again + column, count, again_aligned);
+            if constexpr (Config::added_after) added[k].load(residual + column, count, inputs.residual.aligned);
+          }
+          if constexpr (has_affine && in_shared && !Config::row_scaled) {
+            affine[0] = ahead[k % in_flight];
+            if (k + in_flight < Config::steps) {
+              ahead[k % in_flight].load(affine_row, column + in_flight * threads * N, columns);
+            }
+          } else if constexpr (has_affine && !early_affine) {
+            affine[k % held].load(affine_row, column, columns);
+          }
+          float x_or_deviation[N];
+#pragma unroll
+          for (int i = 0; i < N; ++i) {
+            if constexpr (unpacked) {
+              x_or_deviation[i] = element[k * N + i];
+              if constexpr (Config::ctas_per_row > 1) x_or_deviation[i] += shift - found.moments.mean;
+            } else {
+              x_or_deviation[i] = value[k % held].get(i) - found.moments.mean;
+            }
+          }
+          constexpr bool measures = Config::has_amax || Config::row_scaled;
+          const auto result = output_of<measures>(params, x_or_deviation, found, affine[k % held], added[k % held],
+                                                  count, Config::has_amax ? amax : largest_in_row);
+          if (stores) y_out.put(result, column, first, columns);
+        }
+        if (stores) y_out.finish(first, columns, thread, !one_chunk || Config::repeats);
+      }
+      if constexpr (Config::row_scaled) {
+        if (!stores) {
+          float most[1] = {largest_in_row};
+          reduction.template reduce_in_cta<Maximum, 2>(most);
+          float gathered[Config::centred ? 3 : 1] = {most[0]};
+          reduction.gather(gathered);
+          const float row_amax = reduce_lanes<Maximum, Config::ctas_per_row>(gathered[0]);
+          // A row of zeros has the scale 1.
+          found.scale = row_amax == 0.0f ? 1.0f : divide(largest<Output>(), row_amax);
+          if (thread == 0 && place.rank == 0 && place.exists(row, params.rows)) {
+            static_cast<float*>(params.row_scale)[row] = row_amax == 0.0f ? 1.0f : divide(row_amax, largest<Output>());
+          }
+        }
+      }
+    }
+    first_row += place.stride;
+    reduction.next_row();
+  } while (Config::repeats && first_row < params.rows);
+  tell_scaling<Config>(params, amax, scale);
+}
+
+// The same for many rows in turn, as RowRing brings them; the weight and bias stay in registers.
+template <class Config, class Params>
+TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
+  using Held = typename Config::Held;
+  constexpr int N = Config::vector;
+  constexpr int threads = Config::threads;
+  constexpr int steps = Config::steps;
+  constexpr bool centred = Config::centred;
+  constexpr int lag = Config::lag;
+  // A row's elements stay in registers until they are stored, or are read from the slot again.
+  constexpr bool held = lag == 0 && steps * N <= 32;
+  // Or at least until their deviations are summed.
+  constexpr bool unpacked = held || (centred && sizeof(Held) < 4 && steps * N <= (threads > 512 ? 16 : 32));
+  constexpr int affine_bytes = (Config::has_weight ? sizeof(typename Config::Weight) : 0) +
+                               (Config::has_bias ? sizeof(typename Config::Bias) : 0);
+  constexpr bool affine_held = steps * N <= 16 || steps * N * affine_bytes <= 64;
+  constexpr int values = centred ? 3 : 1;
+  using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
+                                 values, true, 2 + 2 * lag>;
+
+  TRTC_DYNAMIC_SHARED(char, shared);
+  const auto place = Place<Config>::here();
+  const int thread = place.thread;
+  Reduction reduction;
+  reduction.begin(params, place.rank);
+  RowRing<Config, ForwardRows<Config>> ring;
+  ring.begin(params, place, shared);
+
+  AffineRow<Config> affine_row;
+  affine_row.begin(params, place.first_column);
+  Affine<Config> affine[affine_held ? steps : 1];
+  if constexpr (affine_held) {
+#pragma unroll
+    for (int k = 0; k < steps; ++k) affine[k].load(affine_row, (k * threads + thread) * N, place.most_columns);
+  }
+  float scale = 1.0f;
+  if constexpr (Config::has_scale) scale = load_float(params.scale);
+  float amax = 0.0f;
+
+  float element[unpacked ? steps * N : 1];
+  float sums[values] = {};
+  // The row that is read is `lag` rows before the one that is stored.
+  int64 first_row = place.begin_row();
+#pragma unroll 1
+  for (int64 output_first = first_row - lag * place.stride; output_first < params.rows; output_first += place.stride) {
+    if (lag == 0 || first_row < params.rows) {
+      const int64 row = first_row + place.row_in_cta;
+      const int columns = place.columns(row, params.rows);
+      char* here = ring.take(params, first_row);
+
+      // ---- The row, and its sum of squares; or its sum, where it is centred
+      OutputRow<Held, Config> sum_out;
+      begin_sum(sum_out, params, row, place, here);
+      float total[1] = {0.0f};
+#pragma unroll
+      for (int k = 0; k < steps; ++k) {
+        const Vec<Held, N> value = ring.inputs.first_held_at(sum_out, (k * threads + thread) * N, columns);
+        total[0] += centred ? sum_of(value) : sum_of_squares(value);
+        if constexpr (unpacked) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) element[k * N + i] = value.get(i);
+        }
+      }
+      if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
+      reduction.template reduce_in_cta<Sum, 0>(total);
+      if constexpr (centred) {
+        const float shift = shift_of<Config>(total[0], place.rank);
+        float deviations[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int k = 0; k < steps; ++k) {
+          const int column = (k * threads + thread) * N;
+          Vec<Held, N> value;
+          if constexpr (!unpacked) value = ring.inputs.held_at(here, place, column);
+          float deviation[N];
+#pragma unroll
+          for (int i = 0; i < N; ++i) {
+            if constexpr (unpacked) {
+              deviation[i] = element[k * N + i] - shift;
+            } else {
+              deviation[i] = value.get(i) - shift;
+            }
+          }
+          Config::clear_outside(deviation, columns - column);
+          if constexpr (held) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) element[k * N + i] = deviation[i];
+          }
+          add_deviations(deviations, deviation);
+        }
+        reduction.template reduce_in_cta<Sum, 1>(deviations);
+        sums[0] = shift;
+        sums[1] = deviations[0];
+        sums[2] = deviations[1];
+      } else {
+        sums[0] = total[0];
+      }
+      reduction.send(sums);
+    }
+    first_row += place.stride;
+    reduction.next_row();
+    if (lag != 0 && output_first < place.begin_row()) continue;  // the first turn has no row before it
+
+    // ---- y of the row, or of the one before
+    const int64 row = output_first + place.row_in_cta;
+    const int columns = place.columns(row, params.rows);
+    char* here = ring.take_again(params, output_first);
+    const float own_shift = sums[0];
+    reduction.receive(sums);
+    Normalization found{{0.0f, 0.0f, 0.0f}, {0.0f, 0.0f}, scale};
+    if constexpr (centred) {
+      found.moments = row_moments<Config>(sums[0], sums[1], sums[2], thread);
+    } else {
+      found.moments.squares = reduce_lanes<Sum, Config::ctas_per_row>(sums[0]);
+    }
+    found.rstd = rstd_of(found.moments.squares, 1.0f / Config::hidden, params.eps);
+    tell_statistics<Config>(params, place, row, found);
+    OutputRow<typename Config::Output, Config> y_out;
+    y_out.begin({params.out, params.out_outer_stride, params.out_inner_stride}, params, row, place,
+                Config::out_in_slot ? here : shared + Config::out_at);
+#pragma unroll
+    for (int k = 0; k < steps; ++k) {
+      const int column = (k * threads + thread) * N;
+      Vec<Held, N> value;
+      if constexpr (!held) value = ring.inputs.held_at(here, place, column);
+      Vec<typename Config::Residual, N> added;
+      if constexpr (Config::added_after) added = ring.inputs.residual.at(column);
+      if constexpr (!affine_held) affine[0].load(affine_row, column, place.most_columns);
+      float x[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if constexpr (held) {
+          x[i] = element[k * N + i];
+          if constexpr (centred && Config::ctas_per_row > 1) x[i] += own_shift - found.moments.mean;
+        } else {
+          x[i] = value.get(i);
+          if constexpr (centred) x[i] -= found.moments.mean;
+        }
+      }
+      y_out.put(
+          output_of<Config::has_amax>(params, x, found, affine[affine_held ? k : 0], added, columns - column, amax),
+          column, 0, columns);
+    }
+    y_out.finish(0, columns, thread, true);
+  }
+  wait_async();
+  reduction.end();
+  tell_scaling<Config>(params, amax, scale);
+}
+
+}  // namespace trtc

@@ -1,0 +1,207 @@
+// Normalization of rows: RMSNorm and LayerNorm. What the tuned kernels, forward and backward, and the general ones
+// share.
+//
+//   y = (x - mean) * rstd * (weight + weight_offset) + bias,   rstd = 1 / sqrt(mean((x - mean)^2) + eps)
+//
+// with mean = 0 where a row is not centred (RMSNorm).
+//
+// A row is held by `threads` threads of each of `ctas_per_row` CTAs. Thread t of a CTA owns the columns
+// [(k * threads + t) * N, ... + N) of each chunk of its CTA's slice, for k = 0, 1, ... steps - 1: the configuration
+// alone fixes the order of a sum. Only how the bytes travel depends on alignment.
+#pragma once
+
+#include "reduce.cuh"
+#include "ring.cuh"
+
+namespace trtc {
+
+// What a kernel's program says of it (transformer_rtc/ops/norm_kernels.py), and what follows.
+template <class Traits>
+struct NormConfig : Traits {
+  enum : int {
+    chunk = Traits::steps * Traits::threads * Traits::vector,
+    slice = Traits::chunks * chunk,  // a CTA's columns
+  };
+  enum : bool {
+    // Every Vec of every thread lies in the row: counts are constants then.
+    exact = Traits::rows_per_cta == 1 && static_cast<int64>(slice) * Traits::ctas_per_row == Traits::hidden,
+  };
+  static constexpr TRTC_DEVICE Exchange exchange() {
+    return Traits::ctas_per_row == 1 ? Exchange::none : Traits::clusters ? Exchange::cluster : Exchange::grid;
+  }
+  static_assert(static_cast<int64>(slice) * Traits::ctas_per_row >= Traits::hidden, "the CTAs tile the row");
+  static_assert(!Traits::in_shared || Traits::chunks == 1, "shared memory holds a whole slice");
+  static_assert(!Traits::ragged || Traits::rows_per_cta == 1, "all threads of a CTA bring one row");
+
+  // Whether element i of a Vec whose first column is `count` columns before the end lies in the row.
+  static TRTC_DEVICE bool within(int i, int count) {
+    if constexpr (exact) return true;
+    return Traits::hidden % Traits::vector == 0 ? count > 0 : i < count;
+  }
+
+  // Elements of a Vec that do not lie in the row become 0.
+  template <int N>
+  static TRTC_DEVICE void clear_outside(float (&element)[N], int count) {
+    if constexpr (!exact) {
+      if (__builtin_expect(count < N, 0)) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) element[i] = i < count ? element[i] : 0.0f;
+      }
+    }
+  }
+};
+
+// 1 / sqrt(mean + eps), unrounded: high + low.
+struct Rstd {
+  float high;
+  float low;
+};
+
+// One Newton step on the approximation, except where that is 0 or infinite.
+TRTC_DEVICE Rstd rstd_of(float sum_of_squares, float reciprocal_hidden, float eps) {
+  const float value = fused_multiply_add(sum_of_squares, reciprocal_hidden, eps);
+  const float y = approximate_rsqrt(value);
+  const float error = fused_multiply_add(-value * y, y, 1.0f);
+  if (error != error) return {y, 0.0f};
+  const float high = fused_multiply_add(0.5f * y, error, y);
+  return {high, fused_multiply_add(0.5f * y, error, y - high)};
+}
+
+// x * rstd * weight. Where the output is float, rounded once, so that 4 ulp hold at every length; where that meets
+// infinity times zero in its correction, as the plain product.
+template <class Output>
+TRTC_DEVICE float normalized(float x, Rstd rstd, float weight) {
+  const float product = x * rstd.high;
+  const float y = product * weight;
+  if constexpr (is_same<Output, float>) {
+    const float rest = fused_multiply_add(x, rstd.low, fused_multiply_add(x, rstd.high, -product));
+    const float corrected = fused_multiply_add(product, weight, rest * weight);
+    return corrected == corrected ? corrected : y;
+  } else {
+    return y;
+  }
+}
+
+// A row's mean, unrounded: high + rest; and what its elements' squares about the mean add up to.
+struct Moments {
+  float mean;
+  float rest;
+  float squares;
+};
+
+// The moments of a row of several CTAs, from what each found about a shift of its own, near its mean: the shift and the
+// sums of deviations and of their squares (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+// computing sample variances", 1979). Lane i of a group of `Ctas` has those of CTA i, which holds `columns` of the row.
+// Less than 2^-18 of what it is the difference of is rounding: then there is no variance, as in a row of equal
+// elements, and the mean is the nearest float, which is that element.
+template <int Ctas>
+TRTC_DEVICE Moments combined_moments(float shift, float deviations, float squares, float columns,
+                                     float reciprocal_hidden) {
+  const float common = Ctas == 1 ? shift : shuffle_from(shift, 0);
+  const float own = divide(deviations, columns);
+  const float offset = columns == 0.0f ? 0.0f : (shift - common) + own;
+  float rest = reduce_lanes<Sum, Ctas>(columns * offset) * reciprocal_hidden;
+  const float from_mean = offset - rest;
+  const float about_own = columns == 0.0f ? 0.0f : fused_multiply_add(-own, deviations, squares);
+  float about_mean = reduce_lanes<Sum, Ctas>(fused_multiply_add(columns * from_mean, from_mean, about_own));
+  const float about_common = reduce_lanes<Sum, Ctas>(fused_multiply_add(columns * offset, offset, squares));
+  if (about_mean < 0x1p-18f * about_common) {
+    about_mean = 0.0f;
+    rest = (common + rest) - common;
+  }
+  return {common, rest, about_mean};
+}
+
+// The columns that CTA `rank` of those that share a row holds.
+template <class Config>
+TRTC_DEVICE float columns_of_cta(int rank) {
+  constexpr int slice = Config::slice;
+  return static_cast<float>(Config::exact ? slice : max(0, min(Config::hidden - rank * slice, slice)));
+}
+
+// A CTA's shift: about its part of the row's mean.
+template <class Config>
+TRTC_DEVICE float shift_of(float sum, int rank) {
+  const float columns = columns_of_cta<Config>(rank);
+  return columns == 0.0f ? 0.0f : divide(sum, columns);
+}
+
+// The moments of a row from {shift, deviations, squares} as the row's CTAs have told each other.
+template <class Config>
+TRTC_DEVICE Moments row_moments(float shift, float deviations, float squares, int thread) {
+  return combined_moments<Config::ctas_per_row>(
+      shift, deviations, squares, columns_of_cta<Config>(thread % Config::ctas_per_row), 1.0f / Config::hidden);
+}
+
+// Which row of per-head weights belongs to a row: the last of its leading dimensions.
+template <bool PerHead, class Params>
+TRTC_DEVICE int64 head_of(const Params& params, int64 row) {
+  if constexpr (PerHead) {
+    const uint32 token = multiply_high(static_cast<uint32>(row), params.heads_magic) >> params.heads_shift;
+    return params.heads == 1 ? 0 : static_cast<int64>(static_cast<uint32>(row) - token * params.heads);
+  } else {
+    return 0;
+  }
+}
+
+// Adds the squares of a Vec's elements. Sums are by Vec, by chunk and by row: no chain of additions grows long enough
+// to lose an ulp.
+template <class T, int N>
+TRTC_DEVICE float sum_of_squares(const Vec<T, N>& value) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum = fused_multiply_add(value.get(i), value.get(i), sum);
+  return sum;
+}
+
+template <class T, int N>
+TRTC_DEVICE float sum_of(const Vec<T, N>& value) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum += value.get(i);
+  return sum;
+}
+
+// Rounded to T, element by element.
+template <class T, class A, class B, int N>
+TRTC_DEVICE Vec<T, N> sum_of_vecs(const Vec<A, N>& a, const Vec<B, N>& b) {
+  Vec<T, N> sum;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    sum.set(i, a.get(i) + b.get(i), N == 1 ? 0.0f : a.get(i + (N > 1)) + b.get(i + (N > 1)));
+  }
+  return sum;
+}
+
+// ---- Partial sums of the weight's gradients ------------------------------------------------------------------------
+
+// Where a row of partial sums lies, [gradient][hidden]; its pitch is a whole number of Vecs.
+TRTC_DEVICE int64 partial_offset(int64 row, int gradient, int gradients, int64 hidden) {
+  return (row * gradients + gradient) * ((hidden + 7) / 8 * 8);
+}
+
+// A second launch adds up the rows of partial sums, those of each head. A CTA has 32 columns; its 32 warps share
+// the rows, `RowsPerGroup` of each group of the first launch. Warp i returns the sum of column i.
+template <int RowsPerGroup, class Params>
+TRTC_DEVICE float finished_sum(const Params& params, int gradient, int gradients) {
+  const int lane = thread_index() % 32, warp = thread_index() / 32;
+  const int64 column = cta_index() * 32 + lane;
+  const int64 rows = static_cast<int64>(params.groups) * RowsPerGroup;
+  const int64 step = 32 * static_cast<int64>(params.heads);
+  const float* partials = static_cast<const float*>(params.partials);
+  TRTC_SHARED(float, sums, 32 * 33);
+  float sum = 0.0f;
+  if (column < params.hidden) {
+#pragma unroll 4
+    for (int64 row = cta_index_y() + warp * static_cast<int64>(params.heads); row < rows; row += step) {
+      sum += partials[partial_offset(row, gradient, gradients, params.hidden) + column];
+    }
+  }
+  sums[lane * 33 + warp] = sum;
+  cta_barrier();
+  const float all = reduce_lanes<Sum, 32>(sums[warp * 33 + lane]);
+  cta_barrier();
+  return all;
+}
+
+}  // namespace trtc

@@ -1,0 +1,481 @@
+"""How norm kernels divide a row: the configurations, and the tables of which is taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..spec import DeviceLimits, DType
+
+__all__ = [
+    "RESERVED_SHARED",
+    "SHARED_OF_MULTIPROCESSOR",
+    "NormConfig",
+    "Regions",
+    "Slot",
+    "configure",
+    "configure_backward",
+]
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """How a row is divided.
+
+    Attributes
+    ----------
+    threads_per_row : int
+        Of one CTA: a power of two up to 32, or whole warps.
+    rows_per_cta : int
+        Rows that a CTA holds together.
+    vector : int
+        Elements of one memory access.
+    steps : int
+        Vectors of a row that one thread holds. A row of more is read again for each thing that is asked of it.
+    ctas_per_row : int
+        CTAs that share a row: a power of two.
+    clusters : bool
+        Whether they are a cluster, or meet in global memory in a cooperative launch.
+    in_shared : bool
+        Whether a row is held in shared memory rather than in registers.
+    stages : int
+        0: a CTA has one row, or one of each of its groups of threads. Else it takes rows in turn through a ring of so
+        many slots in shared memory: one is worked on while the others are on their way.
+    """
+
+    threads_per_row: int
+    rows_per_cta: int
+    vector: int
+    steps: int
+    ctas_per_row: int = 1
+    clusters: bool = False
+    in_shared: bool = False
+    stages: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return self.threads_per_row * self.rows_per_cta
+
+    @property
+    def chunk(self) -> int:
+        """Columns of a row that a CTA holds."""
+        return self.threads_per_row * self.steps * self.vector
+
+    @property
+    def lag(self) -> int:
+        """Rows whose sums are told while the row before is finished, so that nobody waits for them."""
+        return int(self.ctas_per_row > 1 and self.stages > 2)
+
+    def ragged(self, hidden: int) -> bool:
+        """Whether all threads of a CTA bring a row to shared memory together, as no vector fits all rows."""
+        return self.in_shared and self.rows_per_cta == 1 and hidden % self.vector != 0
+
+    @property
+    def exchange(self) -> str:
+        """How the CTAs of a row meet."""
+        return "none" if self.ctas_per_row == 1 else "cluster" if self.clusters else "grid"
+
+    @property
+    def symbol(self) -> str:
+        """The part of a kernel's name."""
+        parts = [f"t{self.threads_per_row}_r{self.rows_per_cta}_v{self.vector}_s{self.steps}"]
+        if self.ctas_per_row > 1:
+            parts.append(f"{self.exchange}{self.ctas_per_row}")
+        if self.stages:
+            parts.append(f"stages{self.stages}")
+        elif self.in_shared:
+            parts.append("shared")
+        return "_".join(parts)
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def _threads(vectors: int, steps: int) -> int:
+    """Return the fewest whole warps that hold so many vectors."""
+    return 32 * math.ceil(vectors / (32 * steps))
+
+
+# Shared memory that a kernel declares for its reductions, and the system's own.
+RESERVED_SHARED = 2048
+# Of the largest multiprocessor.
+SHARED_OF_MULTIPROCESSOR = 228 * 1024
+# Columns that a region of shared memory has beyond a CTA's: the word after a ragged row, and alignment.
+_PADDING = 16
+
+
+class _Entry(NamedTuple):
+    """A line of a configuration table.
+
+    Attributes
+    ----------
+    vectors : int
+        The most that a row has, of 16 bytes of the widest array of rows.
+    ctas, threads, steps : int
+        CTAs of a row, threads of each for the longest such row, vectors of each.
+    rows : int
+        Of a CTA.
+    in_shared : bool
+        Whether rows are held in shared memory rather than in registers.
+    stages : int
+        As `NormConfig` has them.
+    """
+
+    vectors: int
+    ctas: int
+    threads: int
+    steps: int
+    rows: int = 1
+    in_shared: bool = False
+    stages: int = 0
+
+
+# By the norm and the bytes of the widest element. Each line is the fastest of 10 to 60 configurations of its size on an
+# H200 with the L2 flushed; behind it, the ratio to the best copy with as many reads and writes of the same run. What
+# decides: few elements of a thread leave registers for more rows in flight, many make reductions cheap; a row in shared
+# memory is in flight without registers; and from some length on, the CTAs of a cluster are held up by each other unless
+# they take rows in turn.
+_FORWARD = {
+    ("rms_norm", 2): (
+        _Entry(32, 1, 32, 1, 8),  # 256: 0.986
+        _Entry(64, 1, 32, 2, 4),  # 512: 0.975
+        _Entry(128, 1, 64, 2, 2),  # 1024: 0.999
+        _Entry(256, 1, 128, 2),  # 2048: 0.989
+        _Entry(512, 1, 256, 2),  # 4096: 0.984
+        _Entry(1024, 1, 512, 2, in_shared=True),  # 8192: 0.994
+        _Entry(2048, 1, 512, 4, in_shared=True),  # 16384: 0.966
+        _Entry(4096, 1, 1024, 4, in_shared=True),  # 32768: 0.971
+        _Entry(8192, 4, 512, 4, in_shared=True),  # 65536: 0.965
+        _Entry(16384, 8, 1024, 2, in_shared=True, stages=4),  # 131072: 0.953; without turns 0.944
+        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.932; without turns 0.881
+    ),
+    ("rms_norm", 4): (
+        _Entry(32, 1, 32, 1, 8),
+        _Entry(64, 1, 32, 2, 4),  # 256: 0.976
+        _Entry(128, 1, 64, 2, 2),  # 512: 0.995
+        _Entry(256, 1, 128, 2),  # 1024: 0.993
+        _Entry(512, 1, 256, 2),  # 2048: 0.959
+        _Entry(1024, 1, 512, 2, in_shared=True),  # 4096: 0.978
+        _Entry(2048, 1, 512, 4, in_shared=True),  # 8192: 0.965
+        _Entry(4096, 1, 1024, 4, in_shared=True),  # 16384: 0.972
+        _Entry(8192, 4, 512, 4, in_shared=True),  # 32768: 0.970
+        _Entry(16384, 8, 1024, 2, in_shared=True, stages=4),  # 65536: 0.964; without turns 0.957
+        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 131072: 0.929; without turns 0.902
+        _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.917; without turns 0.817
+    ),
+    ("layer_norm", 2): (
+        _Entry(32, 1, 16, 2, 8),  # 256: 0.981
+        _Entry(64, 1, 16, 4, 8, in_shared=True, stages=2),  # 512: 0.924; without turns 0.890
+        _Entry(128, 1, 32, 4, 4),  # 1024: 0.941
+        _Entry(256, 1, 64, 4),  # 2048: 0.930
+        _Entry(512, 1, 64, 8, in_shared=True),  # 4096: 0.956
+        _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.905
+        _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.883
+        _Entry(4096, 1, 1024, 4, in_shared=True, stages=2),  # 32768: 0.840; a cluster of 4 without turns 0.762
+        _Entry(8192, 8, 128, 8, in_shared=True),  # 65536: 0.765
+        _Entry(16384, 16, 128, 8, in_shared=True),  # 131072: 0.707
+        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.663
+    ),
+    ("layer_norm", 4): (
+        _Entry(64, 1, 32, 2, 4),  # 256: 1.04
+        _Entry(128, 1, 64, 2),  # 512: 0.942
+        _Entry(256, 1, 64, 4, in_shared=True),  # 1024: 0.952
+        _Entry(512, 1, 64, 8, in_shared=True),  # 2048: 0.953
+        _Entry(1024, 1, 256, 4),  # 4096: 0.959
+        _Entry(2048, 1, 256, 8, in_shared=True),  # 8192: 0.963
+        _Entry(4096, 2, 512, 4, in_shared=True, stages=4),  # 16384: 0.946
+        _Entry(8192, 2, 512, 8, in_shared=True),  # 32768: 0.904
+        _Entry(16384, 4, 1024, 4, in_shared=True, stages=3),  # 65536: 0.932; without turns 0.821
+        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 131072: 0.922; without turns 0.739
+        _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.889; without turns 0.646
+    ),
+}
+# Rows that are no whole vectors. Longer ones of an odd number of 16-bit elements are ragged: bfloat16, 4093 and 5121,
+# RMSNorm 0.825 and 0.787. Others are read in registers by what divides them.
+_UNEVEN_VECTORS = 256
+_ODD_FORWARD = (_Entry(2048, 1, 256, 8, in_shared=True),)
+_UNEVEN_FORWARD = (
+    _Entry(32, 1, 32, 1, 8),
+    _Entry(128, 1, 64, 2, 2),
+    _Entry(256, 1, 128, 2),
+    _Entry(512, 1, 128, 4),
+    _Entry(4096, 1, 1024, 4),  # float32, 4097: RMSNorm 0.94, LayerNorm 0.74
+)
+# Where what the tables say does not fit: few rows of an array, or a device with little shared memory or no clusters.
+_FORWARD_ELSEWHERE = (
+    _Entry(4096, 1, 1024, 4, in_shared=True),
+    _Entry(8192, 4, 512, 4, in_shared=True),
+    _Entry(16384, 4, 512, 8, in_shared=True),
+    _Entry(32768, 4, 1024, 8, in_shared=True),
+    _Entry(32768, 8, 512, 8, in_shared=True),
+    _Entry(65536, 16, 512, 8, in_shared=True),
+    _Entry(131072, 16, 1024, 8, in_shared=True),
+)
+# Two rows are read where a residual is added: rows that several CTAs share leave less room.
+_FORWARD_RESIDUAL = (
+    _Entry(8192, 8, 128, 8, in_shared=True),  # bfloat16, 65536: 0.926; a cluster of 4 0.88
+    _Entry(16384, 16, 128, 8, in_shared=True),  # 131072: 0.877
+    _Entry(32768, 16, 512, 4, in_shared=True),  # 262144: 0.829
+)
+
+_BACKWARD = {
+    ("rms_norm", 2): (
+        _Entry(32, 1, 16, 2, 16, True, 2),  # 256: 0.762
+        _Entry(64, 1, 32, 2, 16, True, 3),  # 512: 0.834
+        _Entry(128, 1, 64, 2, 2, True, 4),  # 1024: 0.885
+        _Entry(256, 1, 128, 2, 2, True, 4),  # 2048: 0.921
+        _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.914
+        _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: 0.948
+        _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.926
+        _Entry(4096, 8, 128, 4, 1, True, 4),  # 32768: 0.914
+        _Entry(8192, 4, 1024, 2, 1, True, 3),  # 65536: 0.923
+        _Entry(16384, 8, 1024, 2, 1, True, 3),  # 131072: 0.909
+        _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.838
+    ),
+    ("rms_norm", 4): (
+        _Entry(64, 1, 32, 2, 8, True, 3),  # 256: 0.788
+        _Entry(128, 1, 128, 1, 2, True, 3),  # 512: 0.841
+        _Entry(256, 1, 128, 2, 2, True, 4),  # 1024: 0.886
+        _Entry(512, 1, 256, 2, 1, True, 4),  # 2048: 0.923
+        _Entry(1024, 1, 512, 2, 1, True, 3),  # 4096: 0.943
+        _Entry(2048, 1, 1024, 2, 1, True, 2),  # 8192: 0.953
+        _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.946
+        _Entry(8192, 8, 256, 4, 1, True, 3),  # 32768: 0.916
+        _Entry(16384, 8, 512, 4, 1, True, 3),  # 65536: 0.912
+        _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.866
+        _Entry(65536, 16, 512, 8, 1, True, 1),  # 262144: 0.500
+    ),
+    ("layer_norm", 2): (
+        _Entry(32, 1, 16, 2, 16, True, 3),  # 256: 0.709
+        _Entry(64, 1, 16, 4, 8, True, 3),  # 512: 0.773
+        _Entry(128, 1, 32, 4, 4, True, 3),  # 1024: 0.832
+        _Entry(256, 1, 128, 2, 1, True, 2),  # 2048: 0.891
+        _Entry(512, 1, 128, 4, 1, True, 2),  # 4096: 0.904
+        _Entry(1024, 2, 128, 4, 1, True, 4),  # 8192: 0.926
+        _Entry(2048, 4, 128, 4, 1, True, 3),  # 16384: 0.898
+        _Entry(4096, 8, 128, 4, 1, True, 3),  # 32768: 0.872
+        _Entry(8192, 16, 128, 4, 1, True, 3),  # 65536: 0.803
+        _Entry(16384, 8, 512, 4, 1, True, 2),  # 131072: 0.747
+        _Entry(32768, 16, 512, 4, 1, True, 2),  # 262144: 0.641
+    ),
+    ("layer_norm", 4): (
+        _Entry(64, 1, 32, 2, 8, True, 3),  # 256: 0.706
+        _Entry(128, 1, 64, 2, 4, True, 4),  # 512: 0.783
+        _Entry(256, 1, 64, 4, 2, True, 4),  # 1024: 0.844
+        _Entry(512, 1, 256, 2, 1, True, 3),  # 2048: 0.906
+        _Entry(1024, 1, 512, 2, 1, True, 3),  # 4096: 0.932
+        _Entry(2048, 1, 512, 4, 1, True, 3),  # 8192: 0.937
+        _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.921
+        _Entry(8192, 4, 512, 4, 1, True, 3),  # 32768: 0.899
+        _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.889
+        _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.876
+        _Entry(65536, 16, 512, 8, 1, True, 1),  # 262144: 0.461
+    ),
+}
+# Rows that are no whole vectors. bfloat16, 4093, 4097 and 5121: RMSNorm 0.754, 0.653, 0.656, LayerNorm 0.603, 0.523 and
+# 0.516; float32: RMSNorm 0.814, 0.768, 0.737, LayerNorm 0.769, 0.614 and 0.689.
+_UNEVEN_BACKWARD = {2: _Entry(1024, 1, 512, 2, 1, True, 2), 4: _Entry(2048, 1, 512, 4, 1, True, 2)}
+_BACKWARD_ELSEWHERE = (
+    _Entry(1024, 1, 512, 2, 1, True, 3),
+    _Entry(2048, 1, 1024, 2, 1, True, 2),
+    _Entry(4096, 4, 512, 2, 1, True, 3),
+    _Entry(8192, 8, 512, 2, 1, True, 3),
+    _Entry(16384, 16, 512, 2, 1, True, 2),
+    _Entry(32768, 16, 1024, 2, 1, True, 1),
+)
+
+
+class _Division:
+    """A row in vectors of 16 bytes, as the tables count them, and in those that it is really read in.
+
+    Where 16 bytes do not divide a row, its rows are not all aligned to them: smaller vectors do, neighbouring threads
+    read neighbouring ones, and a thread has as many elements as it would have had.
+    """
+
+    def __init__(self, hidden: int, rows: Sequence[DType], output: DType | None) -> None:
+        widest: int = max(dtype.bytes for dtype in (*rows, *((output,) if output else ())))
+        self.hidden = hidden
+        self.bytes = widest
+        self.full = min(16 // widest, _power_of_two(hidden))
+        self.vectors = math.ceil(hidden / self.full)
+        # What is copied to shared memory, is so by 4 bytes at least.
+        self._narrowest = min(dtype.bytes for dtype in rows)
+
+    def config(self, entry: _Entry, clusters: bool) -> NormConfig:
+        """Return a table's configuration for this row.
+
+        A row in shared memory that only single elements divide is ragged where all threads of a CTA bring it together.
+        """
+        ctas, threads, steps, rows, in_shared = entry.ctas, entry.threads, entry.steps, entry.rows, entry.in_shared
+        vector = min(self.full, self.hidden & -self.hidden)
+        if in_shared and vector * self._narrowest < 4:
+            vector = self.full if rows == 1 else min(self.full, 4 // self._narrowest)
+        if steps == 8 and self._padded(ctas, 4) * 10 < self._padded(ctas, 8) * 9:
+            steps, threads = 4, 2 * threads
+        # Rows that do not fill a CTA are faster in registers (float32, 3000: 0.987 instead of 0.894).
+        if steps == 2 and not entry.stages and vector == self.full and self._padded(1, 2) != self.vectors:
+            in_shared = False
+        steps *= self.full // vector
+        share = math.ceil(math.ceil(self.hidden / vector) / ctas)
+        if threads <= 32:
+            # A CTA has as many threads whatever the row: more rows where they are short.
+            fewer = min(threads, _power_of_two(math.ceil(share / steps)))
+            rows *= threads // fewer
+            threads = fewer
+        else:
+            threads = min(threads, 32 * math.ceil(share / (32 * steps)))
+        if rows == 1 and (entry.stages or ctas > 1):
+            threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
+        return NormConfig(threads, rows, vector, steps, ctas, clusters and ctas > 1, in_shared, entry.stages)
+
+    def _padded(self, ctas: int, steps: int) -> int:
+        """Return the vectors of whole warps that hold a CTA's part of a row."""
+        return 32 * steps * math.ceil(self.vectors / (32 * steps * ctas))
+
+
+def _choose(
+    entries: Sequence[_Entry],
+    division: _Division,
+    limits: DeviceLimits,
+    least_stages: int,
+    fits: Callable[[NormConfig], bool],
+) -> NormConfig | None:
+    """Return the first configuration that holds the row; without clusters, rather one CTA than several."""
+    clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
+    most_ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
+    for several in (True,) if clusters else (False, True):
+        for entry in entries:
+            if division.vectors > entry.vectors or entry.ctas > (most_ctas if several else 1):
+                continue
+            for stages in range(entry.stages, min(entry.stages, least_stages) - 1, -1):
+                config = division.config(entry._replace(stages=stages), clusters)
+                if config.chunk * entry.ctas >= division.hidden and fits(config):
+                    return config
+    return None
+
+
+def configure(
+    norm: str, hidden: int, rows: Sequence[DType], output: DType, limits: DeviceLimits, in_turn: bool = True
+) -> NormConfig:
+    """Choose how a forward kernel's rows are divided.
+
+    Parameters
+    ----------
+    norm : str
+        ``"rms_norm"`` or ``"layer_norm"``.
+    hidden : int
+        Columns.
+    rows : sequence of DType
+        Of the arrays of rows that are read.
+    output : DType
+        Of y.
+    limits : DeviceLimits
+        Of the device.
+    in_turn : bool
+        Whether a CTA may take rows in turn through a ring.
+    """
+    division = _Division(hidden, rows, output)
+
+    def fits(config: NormConfig) -> bool:
+        # A ragged sum with a residual has a place of its own.
+        held = (*rows, rows[-1]) if config.ragged(hidden) and len(rows) > 1 else rows
+        if config.stages:
+            return in_turn and Slot(config, hidden, held, output).bytes + RESERVED_SHARED <= shared
+        separate = config.ragged(hidden) or output.bytes != rows[-1].bytes
+        staged = (config.chunk + _PADDING) * (sum(dtype.bytes for dtype in held) + output.bytes * separate)
+        return not config.in_shared or staged + RESERVED_SHARED <= shared
+
+    shared = limits.shared_memory_per_cta
+    entries: tuple[_Entry, ...] = _FORWARD[norm, division.bytes]
+    if len(rows) > 1:
+        entries = (*(entry for entry in entries if entry.ctas == 1), *_FORWARD_RESIDUAL)
+    if hidden % division.full:
+        odd = hidden % 2 == 1 and division.bytes == 2 and division.vectors > _UNEVEN_VECTORS
+        entries = (*(_ODD_FORWARD if odd else _UNEVEN_FORWARD), *entries)
+    found = _choose((*entries, *_FORWARD_ELSEWHERE), division, limits, 2, fits)
+    if found is not None:
+        return found
+    # Too long to be held: chunks of four vectors a thread, read again.
+    clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
+    ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
+    share = math.ceil(division.vectors / ctas)
+    chunks = math.ceil(share / (1024 * 4))
+    threads = _threads(math.ceil(share / chunks), 4)
+    for steps in (4, 2, 1):
+        config = division.config(_Entry(0, ctas, threads, steps), clusters)
+        # Outputs that no vector fits are put together in shared memory.
+        staged = (config.chunk + _PADDING) * (output.bytes + (rows[-1].bytes if len(rows) > 1 else 0))
+        if staged + RESERVED_SHARED <= shared:
+            break
+    return config
+
+
+def configure_backward(
+    norm: str, hidden: int, rows: Sequence[DType], output: DType | None, limits: DeviceLimits
+) -> NormConfig | None:
+    """Choose how a backward kernel's rows are divided.
+
+    Parameters
+    ----------
+    norm : str
+        ``"rms_norm"`` or ``"layer_norm"``.
+    hidden : int
+        Columns.
+    rows : sequence of DType
+        Of the arrays of rows that are read.
+    output : DType or None
+        Of dx; None: it is not asked for.
+    limits : DeviceLimits
+        Of the device.
+
+    Returns
+    -------
+    NormConfig or None
+        None: a row and its partial sums do not fit on the chip.
+    """
+    division = _Division(hidden, rows, output)
+
+    def fits(config: NormConfig) -> bool:
+        return Slot(config, hidden, rows, output).bytes + RESERVED_SHARED <= limits.shared_memory_per_cta
+
+    entries: tuple[_Entry, ...] = _BACKWARD[norm, division.bytes]
+    if hidden % division.full and division.vectors > _UNEVEN_VECTORS:
+        entries = (_UNEVEN_BACKWARD[division.bytes], *entries)
+    return _choose((*entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
+
+
+class Regions:
+    """What a CTA keeps in dynamic shared memory, one region behind the other."""
+
+    def __init__(self, config: NormConfig) -> None:
+        self._columns = config.chunk * config.rows_per_cta + _PADDING
+        self.bytes = 0
+
+    def add(self, dtype: DType) -> int:
+        """Return where a region begins that holds a row of each of the CTA's rows."""
+        start = self.bytes
+        self.bytes += -(-self._columns * dtype.bytes // 16) * 16
+        return start
+
+
+class Slot:
+    """Where a kernel that takes rows in turn keeps what a row needs, and its output where no vector fits that."""
+
+    def __init__(self, config: NormConfig, hidden: int, rows: Sequence[DType], output: DType | None) -> None:
+        slot = Regions(config)
+        self.at = [slot.add(dtype) for dtype in rows]
+        self.slot_bytes = slot.bytes
+        # In the place of the slot's first row, of which each thread has read its part; not so a ragged one's.
+        self.out_in_slot = output is not None and not config.ragged(hidden) and output.bytes == rows[0].bytes
+        self.out_at = config.stages * slot.bytes
+        self.bytes = self.out_at
+        if output is not None and not self.out_in_slot:
+            other = Regions(config)
+            other.add(output)
+            self.bytes += other.bytes
+        if config.rows_per_cta > 1:  # partial sums are added up there
+            self.bytes = max(self.bytes, 4 * config.chunk * config.rows_per_cta)

@@ -1,0 +1,435 @@
+"""The tuned kernels of norms: what each is specialised for, its program, and how it is launched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..dispatch import LaunchRule
+from ..spec import FLOAT32, DType, Field, KernelSpec, Params
+from .norm_configurations import RESERVED_SHARED, SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
+from .programs import GEOMETRY, HEADS, MINIMAL, WORKSPACE, entry, literal, pointers, present, row_fields, traits
+
+__all__ = [
+    "EARLY_ARCHITECTURE",
+    "FINISH_FIELDS",
+    "FINISH_RULE",
+    "REALS",
+    "BackwardSpec",
+    "FinishSpec",
+    "ForwardSpec",
+    "partial_bytes",
+]
+
+
+class _RowSpec(KernelSpec):
+    """A specialised kernel that works on rows."""
+
+    hidden: int
+    config: NormConfig
+
+    @property
+    def chunks(self) -> int:
+        return math.ceil(self.hidden / (self.config.ctas_per_row * self.config.chunk))
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return MINIMAL
+
+    def _program(
+        self,
+        source: str,
+        template: str,
+        types: dict[str, DType],
+        flags: dict[str, bool],
+        numbers: dict[str, int],
+        shared_bytes: int,
+    ) -> str:
+        config = self.config
+        bounds = str(config.threads)
+        # Else the compiler spills, or does with few registers, to fit one more CTA: in a cooperative grid, which is
+        # held back by its barrier anyway, or where shared memory has no place for it.
+        if config.exchange == "grid" or 2 * (shared_bytes + RESERVED_SHARED) > SHARED_OF_MULTIPROCESSOR:
+            bounds += ", 1"
+        ways = {"clusters": config.clusters, "in_shared": config.in_shared, "ragged": config.ragged(self.hidden)}
+        sizes = {
+            "hidden": self.hidden,
+            "threads": config.threads_per_row,
+            "rows_per_cta": config.rows_per_cta,
+            "vector": config.vector,
+            "steps": config.steps,
+            "chunks": self.chunks,
+            "ctas_per_row": config.ctas_per_row,
+            "stages": config.stages,
+            "lag": config.lag,
+        }
+        return (
+            f'#include "{source}"\n\n'
+            f"{self.params.text('Params')}\n"
+            f"{traits(types, flags | ways, numbers | sizes)}"
+            f"{entry(self.symbol, f'{template}<trtc::NormConfig<Traits>>', bounds)}"
+        )
+
+    def _rule(self, values: int, dynamic_shared_memory: int, partial_bytes: int, persistent: bool) -> LaunchRule:
+        config = self.config
+        return LaunchRule(
+            threads=config.threads,
+            rows_per_cta=config.rows_per_cta,
+            ctas_per_row=config.ctas_per_row,
+            clusters=config.clusters,
+            dynamic_shared_memory=dynamic_shared_memory,
+            # trtc::GridWorkspace: in each buffer, a counter and the values of each CTA.
+            workspace_bytes=4 * (2 + 2 * config.lag) * (1 + values * config.ctas_per_row)
+            if config.exchange == "grid"
+            else 0,
+            partial_bytes=partial_bytes,
+            persistent=persistent,
+        )
+
+
+REALS = (Field("eps", "float32", "eps"), Field("weight_offset", "float32", "weight_offset"))
+
+
+@dataclass(frozen=True)
+class ForwardSpec(_RowSpec):
+    """A specialised forward kernel.
+
+    Attributes
+    ----------
+    norm : str
+        ``"rms_norm"`` or ``"layer_norm"``.
+    input, output : DType
+        Of x and of y.
+    weight, bias : DType or None
+        None: there is none.
+    residual : DType or None
+        Of the residual, and of the sum where it is added before.
+    adds : str
+        ``"before"`` or ``"after"``: where the residual is added; else empty.
+    stores : tuple of str
+        What else is written: of ``"mean"``, ``"rstd"``, ``"amax"``, ``"scale_inv"`` and ``"row_scale"``.
+    scale : bool
+        Whether y is multiplied by a scale.
+    per_head : bool
+        Whether each head has a weight and bias of its own.
+    repeats : bool
+        Whether a CTA takes several rows in turn.
+    hidden : int
+        Columns.
+    config : NormConfig
+        How a row is divided.
+    """
+
+    norm: str
+    input: DType
+    weight: DType | None
+    bias: DType | None
+    residual: DType | None
+    adds: str
+    output: DType
+    stores: tuple[str, ...]
+    scale: bool
+    per_head: bool
+    repeats: bool
+    hidden: int
+    config: NormConfig
+
+    @property
+    def symbol(self) -> str:
+        before, after = ("add_" if self.adds == "before" else ""), ("_add" if self.adds == "after" else "")
+        parts = [f"{before}{self.norm}{after}_forward", self.input.symbol]
+        if self.weight is not self.input:
+            parts.append(f"weight_{self.weight.symbol}" if self.weight else "no_weight")
+        if self.bias:
+            parts.append("bias" if self.bias is self.input else f"bias_{self.bias.symbol}")
+        if self.residual and self.residual is not self.input:
+            parts.append(f"residual_{self.residual.symbol}")
+        if self.output is not self.input:
+            parts.append(f"out_{self.output.symbol}")
+        parts += self.stores
+        parts += present(scale=self.scale, heads=self.per_head, persistent=self.repeats)
+        parts.append(f"h{self.hidden}_{self.config.symbol}")
+        return "_".join(parts)
+
+    @property
+    def params(self) -> Params:
+        before, after = self.adds == "before", self.adds == "after"
+        rows = present(x=True, residual=before or after, out=True, residual_out=before)
+        others = present(weight=self.weight, bias=self.bias, scale=self.scale)
+        return Params(
+            (
+                *pointers(*rows, *others, *self.stores),
+                *(WORKSPACE if self.config.exchange == "grid" else ()),
+                *row_fields(*rows),
+                *GEOMETRY,
+                *(HEADS if self.per_head else ()),
+                *REALS,
+            )
+        )
+
+    @property
+    def _held(self) -> DType:
+        return self.residual if self.residual and self.adds == "before" else self.input
+
+    def _layout(self) -> tuple[dict[str, int], int]:
+        """Return where things are in shared memory, and its bytes."""
+        if self.config.stages:
+            rows = [self.input, *((self.residual,) if self.residual else ())]
+            sums = [self._held] if self.adds == "before" and self.config.ragged(self.hidden) else []
+            slot = Slot(self.config, self.hidden, [*rows, *sums], self.output)
+            at = {"residual_at": slot.at[len(rows) - 1], "sum_at": slot.at[-1], "out_at": slot.out_at}
+            return at | {"slot_bytes": slot.slot_bytes, "out_in_slot": int(slot.out_in_slot)}, slot.bytes
+        regions = Regions(self.config)
+        residual_at = sum_at = 0
+        if self.config.in_shared:
+            regions.add(self.input)
+            if self.residual:
+                residual_at = sum_at = regions.add(self.residual)
+            # In a ragged row, a thread's columns may still be read by its neighbour.
+            if self.config.ragged(self.hidden) and self.adds == "before":
+                sum_at = regions.add(self._held)
+            out_at = sum_at if self.adds == "before" else 0
+            if self.config.ragged(self.hidden) or self.output.bytes != self._held.bytes:
+                out_at = regions.add(self.output)
+        else:  # only for outputs that no vector fits
+            if self.adds == "before":
+                sum_at = regions.add(self._held)
+            out_at = regions.add(self.output)
+        return {"residual_at": residual_at, "sum_at": sum_at, "out_at": out_at}, regions.bytes
+
+    @property
+    def program(self) -> str:
+        types = {
+            "Input": self.input,
+            "Residual": self.residual or self.input,
+            "Held": self._held,
+            "Weight": self.weight or self.input,
+            "Bias": self.bias or self.input,
+            "Output": self.output,
+        }
+        flags = {
+            "centred": self.norm == "layer_norm",
+            "added_before": self.adds == "before",
+            "added_after": self.adds == "after",
+            "has_weight": self.weight is not None,
+            "has_bias": self.bias is not None,
+            "per_head": self.per_head,
+            "has_scale": self.scale,
+            "row_scaled": "row_scale" in self.stores,
+            "repeats": self.repeats or self.config.stages > 0 or self.config.exchange == "grid",
+        }
+        flags |= {f"has_{name}": name in self.stores for name in ("mean", "rstd", "amax", "scale_inv")}
+        template = "norm_forward_in_turn" if self.config.stages else "norm_forward"
+        return self._program("norm_forward.cu", template, types, flags, *self._layout())
+
+    @property
+    def launch_rule(self) -> LaunchRule:
+        values = 3 if self.norm == "layer_norm" else 1
+        return self._rule(values, self._layout()[1], 0, self.repeats or self.config.stages > 0)
+
+
+@dataclass(frozen=True)
+class BackwardSpec(_RowSpec):
+    """A specialised backward kernel: dx, and partial sums of the weight's gradients.
+
+    Attributes
+    ----------
+    norm : str
+        ``"rms_norm"`` or ``"layer_norm"``.
+    gradient, input : DType
+        Of dy and of x.
+    weight, residual, output : DType or None
+        Of the weight, of dresidual and of dx; None: there is none.
+    dweight, dbias : bool
+        Whether they are asked for.
+    statistics : bool
+        Whether rstd, and for LayerNorm the mean, are given.
+    per_head : bool
+        Whether each head has a weight of its own.
+    hidden : int
+        Columns.
+    config : NormConfig
+        How a row is divided.
+    """
+
+    norm: str
+    gradient: DType
+    input: DType
+    weight: DType | None
+    residual: DType | None
+    output: DType | None
+    dweight: bool
+    dbias: bool
+    statistics: bool
+    per_head: bool
+    hidden: int
+    config: NormConfig
+
+    @property
+    def symbol(self) -> str:
+        parts = [f"{self.norm}_backward", self.input.symbol]
+        if self.gradient is not self.input:
+            parts.append(f"dy_{self.gradient.symbol}")
+        if self.weight is not self.input:
+            parts.append(f"weight_{self.weight.symbol}" if self.weight else "no_weight")
+        if self.residual:
+            parts.append("dresidual" if self.residual is self.input else f"dresidual_{self.residual.symbol}")
+        if self.output is not self.input:
+            parts.append(f"dx_{self.output.symbol}" if self.output else "no_dx")
+        parts += present(dweight=self.dweight, dbias=self.dbias, statistics=self.statistics, heads=self.per_head)
+        parts.append(f"h{self.hidden}_{self.config.symbol}")
+        return "_".join(parts)
+
+    @property
+    def needs_x(self) -> bool:
+        """Whether x is read at all: dbias is dy's sum."""
+        return self.output is not None or self.dweight
+
+    @property
+    def _rows(self) -> dict[str, DType]:
+        """The arrays of rows that are read."""
+        rows = {"x": self.input} if self.needs_x else {}
+        rows["dy"] = self.gradient
+        if self.residual and self.output:
+            rows["dresidual"] = self.residual
+        return rows
+
+    @property
+    def params(self) -> Params:
+        rows = (*self._rows, *present(dx=self.output))
+        others = present(
+            weight=self.weight,
+            mean=self.statistics and self.norm == "layer_norm",
+            rstd=self.statistics,
+        )
+        partials = (Field("partials", "pointer", "partials"),) if self.dweight or self.dbias else ()
+        return Params(
+            (
+                *pointers(*rows, *others),
+                *partials,
+                *(WORKSPACE if self.config.exchange == "grid" else ()),
+                *row_fields(*rows),
+                *GEOMETRY,
+                *(HEADS if self.per_head else ()),
+                *REALS,
+            )
+        )
+
+    @property
+    def _slot(self) -> Slot:
+        return Slot(self.config, self.hidden, tuple(self._rows.values()), self.output)
+
+    @property
+    def program(self) -> str:
+        types = {
+            "Gradient": self.gradient,
+            "Input": self.input,
+            "Residual": self.residual or self.input,
+            "Weight": self.weight or self.input,
+            "Output": self.output or self.input,
+        }
+        weight_bytes = self.config.steps * self.config.vector * (self.weight.bytes if self.weight else 0)
+        flags = {
+            "centred": self.norm == "layer_norm",
+            "has_weight": self.weight is not None and self.output is not None,
+            "weight_held": weight_bytes <= _HELD_WEIGHT_BYTES,
+            "per_head": self.per_head,
+            "needs_x": self.needs_x,
+            "has_dx": self.output is not None,
+            "has_dweight": self.dweight,
+            "has_dbias": self.dbias,
+            "has_dresidual": "dresidual" in self._rows,
+            "has_statistics": self.statistics,
+            "repeats": True,
+        }
+        slot = self._slot
+        at = dict(zip(self._rows, slot.at, strict=True))
+        flags["out_in_slot"] = slot.out_in_slot
+        numbers = {
+            "gradients": self.dweight + self.dbias,
+            "slot_bytes": slot.slot_bytes,
+            "dy_at": at["dy"],
+            "residual_at": at.get("dresidual", 0),
+            "out_at": slot.out_at,
+        }
+        return self._program("norm_backward.cu", "norm_backward", types, flags, numbers, slot.bytes)
+
+    @property
+    def rows_per_group(self) -> int:
+        """Rows of partial sums that a group of CTAs leaves."""
+        return self.config.rows_per_cta if self.per_head else 1
+
+    @property
+    def launch_rule(self) -> LaunchRule:
+        finds = self.needs_x and not self.statistics
+        values = (5 if finds else 2) if self.norm == "layer_norm" else 2 if finds else 1
+        partials = partial_bytes(self.hidden, self.dweight + self.dbias, self.rows_per_group)
+        return self._rule(values, self._slot.bytes, partials, True)._replace(whole_heads=self.per_head)
+
+
+# More of the weight than this, in bytes of a thread, is read again for each row, from the L1 or L2 cache.
+_HELD_WEIGHT_BYTES = 64
+
+
+def partial_bytes(hidden: int, gradients: int, rows_per_group: int) -> int:
+    """Return the bytes of a group's partial sums, as trtc::partial_offset lays them out."""
+    return 4 * gradients * rows_per_group * (-(-hidden // 8) * 8)
+
+
+FINISH_FIELDS = (
+    Field("partials", "pointer", "partials"),
+    Field("hidden", "int32", "columns"),
+    Field("groups", "int32", "groups"),
+    Field("heads", "uint32", "heads"),
+)
+# The first one whose launches may begin before the one before them has ended.
+EARLY_ARCHITECTURE = 90
+# A CTA of trtc::norm_backward_finish.
+FINISH_RULE = LaunchRule(threads=1024, columns_per_cta=32)
+
+
+@dataclass(frozen=True)
+class FinishSpec(KernelSpec):
+    """The backward's second launch, for any hidden size.
+
+    Attributes
+    ----------
+    dweight, dbias : DType or None
+        None: it is not asked for.
+    rows_per_group : int
+        Rows of partial sums that each group of CTAs has left.
+    early : bool
+        Whether it may begin before the first launch has ended.
+    """
+
+    dweight: DType | None
+    dbias: DType | None
+    rows_per_group: int
+    early: bool
+
+    @property
+    def symbol(self) -> str:
+        parts = ["norm_backward_finish"]
+        parts += [f"dweight_{self.dweight.symbol}"] if self.dweight else []
+        parts += [f"dbias_{self.dbias.symbol}"] if self.dbias else []
+        parts.append(f"r{self.rows_per_group}")
+        return "_".join((*parts, *present(early=self.early)))
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return MINIMAL
+
+    @property
+    def params(self) -> Params:
+        return Params((*pointers(*present(dweight=self.dweight, dbias=self.dbias)), *FINISH_FIELDS))
+
+    @property
+    def program(self) -> str:
+        types = [(dtype or FLOAT32).text for dtype in (self.dweight, self.dbias)]
+        flags = [literal(dtype is not None) for dtype in (self.dweight, self.dbias)]
+        arguments = ", ".join((*types, *flags, str(self.rows_per_group), literal(self.early)))
+        return (
+            '#include "norm_backward.cu"\n\n'
+            f"{self.params.text('Params')}"
+            f"{entry(self.symbol, f'norm_backward_finish<{arguments}>', FINISH_RULE.threads)}"
+        )

@@ -1,0 +1,137 @@
+"""What the programs of kernels over rows have in common: their parameters and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ..spec import DType, Field, Params
+
+__all__ = [
+    "GEOMETRY",
+    "HEADS",
+    "MINIMAL",
+    "WORKSPACE",
+    "GeneralKernel",
+    "dtypes",
+    "entry",
+    "general_program",
+    "literal",
+    "of_arrays",
+    "pointers",
+    "present",
+    "row_fields",
+    "traits",
+]
+
+# Without what a program does not use, texture functions and the like: 3 ms of 20.
+MINIMAL = ("--minimal",)
+
+# Kernels' names of arrays that a call names otherwise.
+_ARRAYS = {"dx": "out"}
+
+# As trtc::row_offset and trtc::head_of take them.
+GEOMETRY = (
+    Field("rows", "int64", "rows"),
+    Field("inner_count", "uint32", "inner_count"),
+    Field("inner_magic", "uint32", "inner_magic"),
+    Field("inner_shift", "uint32", "inner_shift"),
+)
+HEADS = (
+    Field("heads", "uint32", "heads"),
+    Field("heads_magic", "uint32", "heads_magic"),
+    Field("heads_shift", "uint32", "heads_shift"),
+)
+WORKSPACE = (Field("workspace", "pointer", "workspace"),)
+
+
+def present(**flags: object) -> tuple[str, ...]:
+    """Return the names of what is true."""
+    return tuple(name for name, value in flags.items() if value)
+
+
+def _fields(names: Iterable[str], type_: str, *properties: str) -> tuple[Field, ...]:
+    return tuple(
+        Field(name if what == "data" else f"{name}_{what}", type_, f"{_ARRAYS.get(name, name)}.{what}")
+        for name in names
+        for what in properties
+    )
+
+
+def pointers(*names: str) -> tuple[Field, ...]:
+    """Return the pointers of arrays, by their names in the kernel."""
+    return _fields(names, "pointer", "data")
+
+
+def row_fields(*names: str) -> tuple[Field, ...]:
+    """Return the strides of arrays of rows."""
+    return _fields(names, "int64", "outer_stride", "inner_stride")
+
+
+def dtypes(*names: str) -> tuple[Field, ...]:
+    """Return the data types of arrays, as trtc::Dtype has them."""
+    return _fields(names, "int32", "dtype")
+
+
+def of_arrays(fields: Sequence[Field], arrays: Sequence[str]) -> tuple[Field, ...]:
+    """Return fields; those of arrays that an operator does not have are zero."""
+    return tuple(
+        field if "." not in field.source or field.source.partition(".")[0] in arrays else Field(field.name, field.type)
+        for field in fields
+    )
+
+
+def literal(value: object) -> str:
+    """Return a value as C++ writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def traits(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: Mapping[str, int]) -> str:
+    """Return the struct Traits that says what a kernel is specialised for."""
+    lines = [f"  using {name} = {dtype.text};" for name, dtype in types.items()]
+    for kind, values in (("bool", flags), ("int", numbers)):
+        lines.append(f"  enum : {kind} {{")
+        lines += [f"    {name} = {literal(value)}," for name, value in values.items()]
+        lines.append("  };")
+    text = "\n".join(lines)
+    return f"struct Traits {{\n{text}\n}};\n"
+
+
+def entry(symbol: str, template: str, bounds: object, params: str = "Params") -> str:
+    """Return a kernel that calls a template of the namespace trtc."""
+    return (
+        f"\nTRTC_ENTRY TRTC_LAUNCH_BOUNDS({bounds}) void {symbol}(TRTC_PARAMETER {params} params) {{\n"
+        f"  trtc::{template}(params);\n"
+        "}\n"
+    )
+
+
+class GeneralKernel(NamedTuple):
+    """A kernel with sizes and types at run time.
+
+    Attributes
+    ----------
+    params : Params
+        Of an operator with every array.
+    threads : int
+        Of a CTA.
+    template : str
+        What it calls.
+    """
+
+    params: Params
+    threads: int
+    template: str
+
+
+def general_program(source: str, kernels: Mapping[str, GeneralKernel]) -> str:
+    """Return the program of general kernels, by their symbols; those with the same parameters share their struct."""
+    structs: dict[tuple[tuple[str, str], ...], str] = {}
+    declared, entries = [], []
+    for symbol, kernel in kernels.items():
+        members = tuple((field.name, field.type) for field in kernel.params.fields)
+        if members not in structs:
+            structs[members] = f"Params{len(structs)}"
+            declared.append("\n" + kernel.params.text(structs[members]))
+        entries.append(entry(symbol, kernel.template, kernel.threads, structs[members]))
+    return f'#include "{source}"\n{"".join(declared)}{"".join(entries)}'
