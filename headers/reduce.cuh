@@ -14,12 +14,20 @@ enum class Exchange {
 };
 
 struct Sum {
+  static TRTC_DEVICE float nothing() { return 0.0f; }
   static TRTC_DEVICE float of(float a, float b) { return a + b; }
 };
 
 // Of values without a sign: they compare as their bits do, and NaN is above infinity.
 struct Maximum {
+  static TRTC_DEVICE float nothing() { return 0.0f; }
   static TRTC_DEVICE float of(float a, float b) { return float_from_bits(max(bits_from_float(a), bits_from_float(b))); }
+};
+
+// NaN loses.
+struct Largest {
+  static TRTC_DEVICE float nothing() { return float_from_bits(0xff800000u); }
+  static TRTC_DEVICE float of(float a, float b) { return larger(a, b); }
 };
 
 // Over groups of `Lanes` neighbouring lanes (a power of two). Called by whole converged warps.
@@ -134,7 +142,7 @@ struct RowReduction {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         const int slot = thread % slots;
-        values[i] = reduce_lanes<Operation, slots>(slot < warps ? of_row[i * warps + slot] : 0.0f);
+        values[i] = reduce_lanes<Operation, slots>(slot < warps ? of_row[i * warps + slot] : Operation::nothing());
       }
     }
   }

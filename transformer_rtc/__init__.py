@@ -1,4 +1,4 @@
-"""Transformer norm kernels that are compiled by NVRTC the first time they are used."""
+"""Transformer norm and softmax kernels that are compiled by NVRTC the first time they are used."""
 
 from .arrays import DeviceArray
 from .dispatch import implementations, using
@@ -8,6 +8,8 @@ from .launch import Kernel, LaunchConfig, device_limits
 from .manager import Event, KernelManager, manager
 from .ops.norms import *  # noqa: F403
 from .ops.norms import __all__ as _norms
+from .ops.softmax import *  # noqa: F403
+from .ops.softmax import __all__ as _softmax
 from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, TextSpec
 from .version import __version__
@@ -15,6 +17,7 @@ from .version import __version__
 __all__ = [
     *_errors,
     *_norms,
+    *_softmax,
     "DeviceArray",
     "Event",
     "Field",

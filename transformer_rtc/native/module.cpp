@@ -187,6 +187,7 @@ PYBIND11_MODULE(_native, module) {
 
   module.attr("OLDEST_DRIVER") = kOldestDriver;
   module.attr("MAX_PARAMETER_BYTES") = kMaxParameterBytes;
+  module.attr("MOST_COLUMNS") = kMostColumns;
   module.def("driver_version", [] { return driver().version; });
   module.def("device_count", &device_count);
   module.def("device_attribute", [](int ordinal, int id) { return device(ordinal).attribute(id); });
@@ -285,8 +286,11 @@ PYBIND11_MODULE(_native, module) {
       .value("COLUMNS", Role::columns)
       .value("ROW_INPUTS", Role::row_inputs)
       .value("VALUE", Role::value)
+      .value("MASK", Role::mask)
       .value("VALUE_OUT", Role::value_out)
       .value("REAL", Role::real)
+      .value("INTEGER", Role::integer)
+      .value("FLAG", Role::flag)
       .value("ROWS_OUT", Role::rows_out)
       .value("DTYPE_OUT", Role::dtype_out)
       .value("WANTED", Role::wanted)
@@ -300,6 +304,7 @@ PYBIND11_MODULE(_native, module) {
       .value("INNER_STRIDE", Source::inner_stride)
       .value("DTYPE", Source::dtype)
       .value("REAL", Source::real)
+      .value("INTEGER", Source::integer)
       .value("ROWS", Source::rows)
       .value("COLUMNS", Source::columns)
       .value("INNER_COUNT", Source::inner_count)
@@ -310,7 +315,16 @@ PYBIND11_MODULE(_native, module) {
       .value("HEADS_SHIFT", Source::heads_shift)
       .value("GROUPS", Source::groups)
       .value("WORKSPACE", Source::workspace)
-      .value("PARTIALS", Source::partials);
+      .value("PARTIALS", Source::partials)
+      .value("QUERIES", Source::queries)
+      .value("QUERIES_MAGIC", Source::queries_magic)
+      .value("QUERIES_SHIFT", Source::queries_shift)
+      .value("MATRIX_HEADS", Source::matrix_heads)
+      .value("MATRIX_HEADS_MAGIC", Source::matrix_heads_magic)
+      .value("MATRIX_HEADS_SHIFT", Source::matrix_heads_shift)
+      .value("BATCH_STRIDE", Source::batch_stride)
+      .value("HEAD_STRIDE", Source::head_stride)
+      .value("QUERY_STRIDE", Source::query_stride);
 
   py::class_<Stage>(module, "Stage")
       .def(py::init([](std::shared_ptr<Launcher> launcher, std::array<unsigned, 3> block,
@@ -344,14 +358,17 @@ PYBIND11_MODULE(_native, module) {
       .def(py::init(
           [](std::string name,
              std::vector<std::tuple<Role, std::string, std::vector<DtypeId>, bool, int, std::vector<int>>> arguments,
-             py::object plan, py::object slow_call, py::object framework_of, py::object implementation) {
+             py::object plan, py::object slow_call, py::object framework_of, py::object implementation,
+             std::vector<int64_t> buckets) {
             std::vector<Argument> list;
             for (auto& [role, argument, dtypes, optional, like, of] : arguments) {
               list.push_back({role, argument, dtypes, optional, like, of});
             }
             return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), slow_call.ptr(),
-                                              framework_of.ptr(), implementation.ptr());
-          }))
+                                              framework_of.ptr(), implementation.ptr(), std::move(buckets));
+          }),
+          py::arg("name"), py::arg("arguments"), py::arg("plan"), py::arg("slow_call"), py::arg("framework_of"),
+          py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
       .def_property_readonly("name", &Operator::name)
       .def("run_views", &run_views)
       .def("entry", [](py::object self) {

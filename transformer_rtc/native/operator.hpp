@@ -19,8 +19,11 @@ enum class Role {
   columns,        // input array [columns], or [heads, columns] where rows are [..., heads, columns]; all have one shape
   row_inputs,     // input array [...], one value a row
   value,          // input array of one element
+  mask,           // input array [..., columns] that is broadcast to the rows' shape [..., heads, queries, columns]
   value_out,      // array of one element that is written in place, or None
   real,           // float
+  integer,        // int of 32 bits
+  flag,           // bool: which kernels there are
   rows_out,       // output array [..., columns], allocated where None
   dtype_out,      // data type of outputs, or None: that of the arrays they are like
   wanted,         // bool: whether an output of rows is made and returned
@@ -39,13 +42,14 @@ struct Argument {
   std::vector<int> of;  // the arrays that this is about
 };
 
-// What fills a field of the parameters. `index` counts arrays, or reals, in the order of the arguments.
+// What fills a field of the parameters. `index` counts arrays, reals or integers, in the order of the arguments.
 enum class Source {
   data,
   outer_stride,
   inner_stride,
   dtype,
   real,
+  integer,
   rows,
   columns,
   inner_count,
@@ -57,6 +61,15 @@ enum class Source {
   groups,
   workspace,
   partials,
+  queries,  // rows [..., heads, queries, columns] as matrices of one head and batch
+  queries_magic,
+  queries_shift,
+  matrix_heads,
+  matrix_heads_magic,
+  matrix_heads_shift,
+  batch_stride,  // of a mask
+  head_stride,
+  query_stride,
 };
 
 struct FieldFill {
@@ -96,6 +109,8 @@ struct Call {
   bool wanted[kMaxArrays] = {};        // outputs that are returned
   DtypeId dtypes[kMaxArrays] = {};     // 0: absent; before `run`: of outputs, what is asked for
   double reals[kMaxArrays] = {};
+  int32_t integers[kMaxArrays] = {};
+  uint32_t flags = 0;  // a bit for each, in their order
   int64_t sm_margin = 0;
   int implementation = 0;
 };
@@ -110,11 +125,13 @@ class Allocator {
 
 class Operator {
  public:
-  // plan(implementation, device, dtypes, columns, per head, with a margin) -> Plan; slow_call(arguments) -> result;
+  // plan(implementation, device, dtypes, columns, per head, with a margin, flags) -> Plan; slow_call(arguments) ->
+  // result;
   // framework_of(type) -> (DLPack exchange API capsule or None, is_grad_enabled or None);
-  // implementation: a context variable holding a small int.
+  // implementation: a context variable holding a small int. Where there are `buckets`, ascending, a plan is for every
+  // number of columns up to one of them, and is asked for with that; the last one is kMostColumns.
   Operator(std::string name, std::vector<Argument> arguments, PyObject* plan, PyObject* slow_call,
-           PyObject* framework_of, PyObject* implementation);
+           PyObject* framework_of, PyObject* implementation, std::vector<int64_t> buckets);
 
   // The hot path. Arguments as in the descriptor, all given.
   PyObject* call(PyObject* const* arguments, Py_ssize_t count);
@@ -152,6 +169,9 @@ class Operator {
     const std::string* pattern_name = nullptr;
     bool per_head = false;
     int64_t heads = 1;
+    int64_t queries = 1;
+    int64_t matrix_heads = 1;
+    MaskStrides mask_strides[kMaxArrays];
   };
   // Implementation, flags and device; columns; the arrays' dtypes.
   using Key = std::array<uint64_t, 2 + kMaxArrays * sizeof(DtypeId) / sizeof(uint64_t)>;
@@ -163,6 +183,7 @@ class Operator {
   // Checks the arrays, and finds how their rows lie and what types outputs have.
   Layout check(Call& call) const;
   void check_view(const Array& array, const View& view, const View& first, Layout& layout) const;
+  void check_mask(const std::string& name, const View& view, const View& first, MaskStrides& strides) const;
   // Written arrays must not overlap any other, but for an output of rows that is an input of rows: in place.
   void check_overlap(const Call& call, const Layout& layout) const;
   // Allocates where the caller gave none; returns the results.
@@ -178,6 +199,7 @@ class Operator {
   PyObject* slow_call_;
   PyObject* framework_of_;
   PyObject* implementation_;
+  std::vector<int64_t> buckets_;
   std::vector<Array> arrays_;
   std::unordered_map<PyTypeObject*, Framework> frameworks_;
   // The last call's, which the next one most likely is like.
