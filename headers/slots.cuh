@@ -67,6 +67,15 @@ struct Slots {
   }
 };
 
+// Moves all by `Distance` places where the shift has that bit.
+template <int Distance, int Count>
+TRTC_DEVICE void move_down(float (&place)[Count], int shift) {
+#pragma unroll
+  for (int i = 0; i < Count / 2 + Distance - 1; ++i) {
+    place[i] = (shift & Distance) != 0 ? place[i + Distance] : place[i];
+  }
+}
+
 // Adds up what a part's slots hold, in an order that does not depend on the shift: by the columns' places modulo
 // Threads * N, then over these places as if the shift were 0. So a row's sum has the same bits wherever it lies.
 template <int Threads, int Steps, int N>
@@ -123,13 +132,9 @@ struct ShiftedSum {
           for (int i = 0; i < N; ++i) place[N + i] = of_row[(warp + 1) % warps * N + i];
         }
       }
-#pragma unroll
-      for (int distance = N / 2; distance >= 1; distance /= 2) {
-#pragma unroll
-        for (int i = 0; i < N + distance - 1; ++i) {
-          place[i] = (slots.shift & distance) != 0 ? place[i + distance] : place[i];
-        }
-      }
+      if constexpr (N > 4) move_down<4>(place, slots.shift);
+      if constexpr (N > 2) move_down<2>(place, slots.shift);
+      if constexpr (N > 1) move_down<1>(place, slots.shift);
 #pragma unroll
       for (int i = 0; i < N; ++i) of_place[i] = place[i];
     }

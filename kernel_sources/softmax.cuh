@@ -1,6 +1,8 @@
 // Softmax of rows, of any length at run time. What its tuned kernels, forward and backward, and the general ones share.
 //
-//   y = exp(v - m) / sum(exp(v - m)),   v = scale * x [+ bias], -inf where it is masked, m = max(v)
+//   y = exp(v - m) / (sum(exp(v - m)) [+ exp(sink - m)]),   v = scale * x [+ mask], m = max(v [, sink])
+//
+// with v = -infinity where an element does not take part
 //
 // A group of `ctas_per_row` CTAs has a row, each a part of it; a part is held in slots (slots.cuh), or, where it is
 // longer than these, is read twice, chunk by chunk.
@@ -55,6 +57,17 @@ TRTC_DEVICE Range range_of(const Params& params, int64 row) {
   } else {
     return {0, params.columns};
   }
+}
+
+template <class Params>
+TRTC_DEVICE uint32 batch_of(const Params& params, uint32 matrix) {
+  return params.matrix_heads == 1 ? matrix
+                                  : multiply_high(matrix, params.matrix_heads_magic) >> params.matrix_heads_shift;
+}
+
+template <class Params>
+TRTC_DEVICE uint32 head_of_matrix(const Params& params, uint32 matrix) {
+  return matrix - batch_of(params, matrix) * params.matrix_heads;
 }
 
 // Where the row of a mask that is broadcast to [..., heads, queries, columns] begins.

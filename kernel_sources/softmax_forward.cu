@@ -13,12 +13,12 @@ struct SoftmaxRow {
   enum : int { N = Config::vector, steps = Config::steps };
 
   const Input* x;
-  Range range;  // of the part's columns
-  const boolean* mask;
+  Range range;                        // of the part's columns
+  const typename Config::Mask* mask;  // or what is added
 
   TRTC_DEVICE void load(const Params& params, float (&v)[steps * N], const Part& part, int first) const {
     Vec<Input, N> value[steps];
-    Vec<boolean, N> masked[Config::has_mask ? steps : 1];
+    Vec<typename Config::Mask, N> mask_of[Config::has_mask ? steps : 1];
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
       const bool read = !Config::causal || range.meets(part, k, first);
@@ -28,8 +28,11 @@ struct SoftmaxRow {
         value[k].fill(minus_infinity_bits<Input>());
       }
       if constexpr (Config::has_mask) {
-        masked[k].fill(0);
-        if (read) masked[k] = part.load(mask + first, k, rows_aligned<boolean, N>(mask + first - part.shift, 0, 0), 0);
+        mask_of[k].fill(0);
+        if (read) {
+          const bool aligned = rows_aligned<typename Config::Mask, N>(mask + first - part.shift, 0, 0);
+          mask_of[k] = part.load(mask + first, k, aligned, 0);
+        }
       }
     }
 #pragma unroll
@@ -38,13 +41,19 @@ struct SoftmaxRow {
       for (int i = 0; i < N; ++i) {
         float& element = v[k * N + i];
         const float x_of_slot = value[k].get(i);
-        element = x_of_slot * params.scale;
+        if constexpr (Config::mask_is_added) {
+          element = fused_multiply_add(x_of_slot, params.scale, mask_of[k].get(i));
+        } else {
+          element = x_of_slot * params.scale;
+        }
         // Whatever the scale's sign.
         bool out = x_of_slot == minus_infinity();
         if constexpr (Config::causal) {
           out = out || !range.has(first + part.column_of(k, i));
         }
-        if constexpr (Config::has_mask) out = out || masked[k].is_set(i) != (params.mask_keeps != 0);
+        if constexpr (Config::has_mask && !Config::mask_is_added) {
+          out = out || mask_of[k].is_set(i) != Config::mask_keeps;
+        }
         if (out) element = minus_infinity();
       }
     }
@@ -85,7 +94,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     in.range = {of_row.begin - place.first_column, of_row.end - place.first_column};
     in.mask = nullptr;
     if constexpr (Config::has_mask) {
-      in.mask = static_cast<const boolean*>(params.mask) + mask_offset(params, row) + place.first_column;
+      in.mask = static_cast<const typename Config::Mask*>(params.mask) + mask_offset(params, row) + place.first_column;
     }
     Output* out = all_out + row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
     const int shift = shifted ? Part::shift_of(in.x) : 0;
@@ -143,6 +152,17 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
       const float of_cta = gathered[0] == minus_infinity() ? 0.0f : gathered[0];
       total = reduce_lanes<Sum, Config::ctas_per_row>(gathered[1] * exponential(of_cta - common));
     }
+    if constexpr (Config::has_sink) {
+      // One more term of the sum.
+      const auto* sinks = static_cast<const typename Config::Sink*>(params.sink);
+      Vec<typename Config::Sink, 1> sink;
+      sink.load(sinks + head_of_matrix(params, matrix_of(params, row)), exists ? 1 : 0, true);
+      const float before = total == 0.0f ? minus_infinity() : common;
+      const float most = Largest::of(before, sink.get(0));
+      common = most == minus_infinity() ? 0.0f : most;
+      total = total == 0.0f ? 0.0f : total * exponential(before - common);
+      total += exponential(sink.get(0) - common);
+    }
     // Nothing takes part: zeros.
     const float log_total = total == 0.0f ? 0.0f : logarithm(total);
     if constexpr (Config::has_lse) {
@@ -155,7 +175,8 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     const float correction = about - common;
     const float inverse = total == 0.0f ? 0.0f : divide(1.0f, total);
     const float inverse_rest = total == 0.0f ? 0.0f : fused_multiply_add(-total, inverse, 1.0f) * inverse;
-    const float factor = Config::ctas_per_row > 1 && !chunked ? exponential(correction) : 1.0f;
+    constexpr bool corrected = (Config::ctas_per_row > 1 || Config::has_sink) && !chunked;
+    const float factor = corrected ? exponential(correction) : 1.0f;
     const float quotient = factor * inverse;
     const float rest = fused_multiply_add(factor, inverse, -quotient) + factor * inverse_rest;
 

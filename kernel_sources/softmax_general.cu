@@ -7,21 +7,44 @@
 
 namespace trtc {
 
+// A row's mask: bytes, or numbers that are added.
+struct AnyMask {
+  const boolean* bytes;
+  AnyRow added;
+  bool keeps;
+};
+
 template <class Params>
-TRTC_DEVICE bool takes_part(const Params& params, const boolean* mask, Range range, int column) {
+TRTC_DEVICE AnyMask any_mask(const Params& params, int64 row, int columns) {
+  AnyMask mask{nullptr, any_row(nullptr, 0, 0, 0), params.mask_keeps != 0};
+  if (params.mask != nullptr) {
+    const int64 offset = mask_offset(params, row);
+    if ((params.mask_dtype & 0xff) == 8) {
+      mask.bytes = static_cast<const boolean*>(params.mask) + offset;
+    } else {
+      mask.added = any_row(params.mask, params.mask_dtype, offset, columns);
+    }
+  }
+  return mask;
+}
+
+template <class Params>
+TRTC_DEVICE bool takes_part(const Params& params, const AnyMask& mask, Range range, int column) {
   return column < params.columns && range.has(column) &&
-         (mask == nullptr || (load_element(mask + column) != 0) == (params.mask_keeps != 0));
+         (mask.bytes == nullptr || (load_element(mask.bytes + column) != 0) == mask.keeps);
 }
 
 // v of the columns from `column` on: -infinity where there is none or it does not take part.
 template <class Params, int N>
-TRTC_DEVICE void load_scaled(const Params& params, float (&v)[N], const AnyRow& x, const boolean* mask, Range range,
+TRTC_DEVICE void load_scaled(const Params& params, float (&v)[N], const AnyRow& x, const AnyMask& mask, Range range,
                              int column) {
+  float added[N] = {};
   x.load(v, column);
+  if (mask.added.present()) mask.added.load(added, column);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const bool in = takes_part(params, mask, range, column + i) && v[i] != minus_infinity();
-    v[i] = in ? v[i] * params.scale : minus_infinity();
+    v[i] = in ? fused_multiply_add(v[i], params.scale, added[i]) : minus_infinity();
   }
 }
 
@@ -41,8 +64,7 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
                              row_offset(params, row, params.x_outer_stride, params.x_inner_stride), columns);
     const AnyRow out = any_row(params.out, params.out_dtype,
                                row_offset(params, row, params.out_outer_stride, params.out_inner_stride), columns);
-    const boolean* mask = static_cast<const boolean*>(params.mask);
-    if (mask != nullptr) mask += mask_offset(params, row);
+    const AnyMask mask = any_mask(params, row, columns);
 
     float most[1] = {minus_infinity()};
     for (int column = thread * N; column < columns; column += Threads * N) {
@@ -52,6 +74,11 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
       for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], v[i]);
     }
     reduction.template reduce_in_cta<Largest, 0>(most);
+    float sink[1] = {minus_infinity()};
+    if (params.sink != nullptr && exists) {
+      any_row(params.sink, params.sink_dtype, head_of_matrix(params, matrix_of(params, row)), 1).load(sink, 0);
+    }
+    most[0] = Largest::of(most[0], sink[0]);
     const float about = most[0] == minus_infinity() ? 0.0f : most[0];
     LongSums<1> sums;
     for (int column = thread * N; column < columns; column += Threads * N) {
@@ -64,7 +91,7 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
     }
     sums.close();
     reduction.template reduce_in_cta<Sum, 1>(sums.all);
-    const float total = sums.all[0];
+    const float total = sums.all[0] + exponential(sink[0] - about);
     const float log_total = total == 0.0f ? 0.0f : logarithm(total);
     if (params.lse != nullptr && thread == 0 && exists) {
       static_cast<float*>(params.lse)[row] = total == 0.0f ? minus_infinity() : about + log_total;
@@ -75,7 +102,8 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         // What does not take part is zero even in a row of NaN.
-        const bool in = takes_part(params, mask, range, column + i) && total != 0.0f;
+        const bool masked = mask.added.present() && v[i] == minus_infinity();
+        const bool in = takes_part(params, mask, range, column + i) && !masked && total != 0.0f;
         if constexpr (Logarithm) {
           v[i] = in ? (v[i] - about) - log_total : minus_infinity();
         } else {

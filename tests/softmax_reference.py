@@ -1,8 +1,8 @@
 """Softmax in float64, and what float32 arithmetic may differ from it by.
 
-v = scale * x is rounded to float32 by definition. With u = 2^-24 and d = max(v) - v of an element: v - max(v) is within
-d u, the exponential of that within 1.2 u more, or for a result of 16 bits within 2^-21 (1 + d); the sum within what its
-terms are and `LONGEST` additions; the quotient within 2 u.
+v = scale * x + mask is rounded to float32 by definition. With u = 2^-24 and d = max(v) - v of an element: v - max(v) is
+within d u, the exponential of that within 1.2 u more, or for a result of 16 bits within 2^-21 (1 + d); the sum within
+what its terms are and `LONGEST` additions; the quotient within 2 u.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ def taking_part(shape, mask=None, keeps=False, causal=None, window=None) -> np.n
     return found
 
 
-def _parts(x, scale, within):
+def _parts(x, scale, within, added, sink):
     with np.errstate(all="ignore"):
-        v = (x.astype(np.float32) * np.float32(scale)).astype(np.float64)
-        v = np.where(within & (x.astype(np.float32) != -np.inf), v, -np.inf)
+        v = x.astype(np.float64) * float(np.float32(scale)) + (0 if added is None else added.astype(np.float64))
+        v = np.where(within & (x.astype(np.float32) != -np.inf), v.astype(np.float32).astype(np.float64), -np.inf)
         most = v.max(axis=-1, keepdims=True)
-        below = v - np.where(most == -np.inf, 0, most)
+        more = np.full(1, -np.inf) if sink is None else sink.astype(np.float64)[:, None, None]
+        most = np.fmax(most, more)
+        base = np.where(most == -np.inf, 0, most)
+        below = v - base
         p = np.exp(below)
-        total = p.sum(axis=-1, keepdims=True)
+        total = p.sum(axis=-1, keepdims=True) + np.exp(more - base)
         # Of a term and of the sum, relatively: far terms are inexact, and small.
         distance = np.where(np.isfinite(below), -below, 0)
     return v, most, distance, p, total
@@ -50,10 +53,10 @@ def _errors(distance, p, total, out: DType):
     return of_term, np.where(np.isfinite(of_sum), of_sum, 0)
 
 
-def forward(x, scale=1.0, within=None, out: DType = FLOAT32) -> dict[str, Expected]:
+def forward(x, scale=1.0, within=None, out: DType = FLOAT32, added=None, sink=None) -> dict[str, Expected]:
     """Return y, its logarithm, and lse."""
     within = np.ones(x.shape, bool) if within is None else within
-    v, most, distance, p, total = _parts(x, scale, within)
+    v, most, distance, p, total = _parts(x, scale, within, added, sink)
     of_term, of_sum = _errors(distance, p, total, out)
     with np.errstate(all="ignore"):
         y = np.where(total == 0, 0, p / total)

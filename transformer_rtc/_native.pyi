@@ -81,6 +81,7 @@ class Role: ...
 class Source:
     REAL: Source
     INTEGER: Source
+    FLAG: Source
 
 class Stage:
     def __init__(

@@ -34,7 +34,16 @@ _TYPESTRS = {
 }  # of the array interface protocols
 _OF_ML_DTYPES = (BFLOAT16.id, FLOAT8_E4M3.id, FLOAT8_E5M2.id)  # what numpy itself has no type for
 _MADE = ("row_values", "column_values")  # roles of arrays that the caller never gives
-_GIVEN = ("rows", "columns", "row_inputs", "value", "mask", "rows_out", "value_out")  # roles of arrays of the caller's
+_GIVEN = (
+    "rows",
+    "columns",
+    "row_inputs",
+    "value",
+    "mask",
+    "head_values",
+    "rows_out",
+    "value_out",
+)  # roles of arrays of the caller's
 _WRITTEN = ("rows_out", "value_out")  # roles of arrays that are written where the caller gives them
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 

@@ -46,7 +46,8 @@ class Argument(NamedTuple):
     role : str
         An input array: ``"rows"``, [..., columns], and the first argument is one; ``"columns"``, [columns], or
         [heads, columns] where rows are [..., heads, columns]; ``"row_inputs"``, [...], one value a row; ``"value"``,
-        one element; ``"mask"``, [..., columns], broadcast to rows [..., heads, queries, columns].
+        one element; ``"mask"``, [..., columns], broadcast to rows [..., heads, queries, columns];
+        ``"head_values"``, [heads], of such rows.
         An output: ``"rows_out"``, an array like the first input, allocated where the caller gives none;
         ``"value_out"``, one element that is written where the caller gives it, and not returned; ``"row_values"``,
         whether to return an array [...] with one value a row; ``"column_values"``, whether to return an array of the
@@ -333,7 +334,11 @@ class Operator:
         owner, _, what = source.rpartition(".")
         if owner:
             return getattr(_native.Source, what.upper()), self._arrays.index(owner), offset
-        for kind, names in ((_native.Source.REAL, self._reals), (_native.Source.INTEGER, self._integers)):
+        for kind, names in (
+            (_native.Source.REAL, self._reals),
+            (_native.Source.INTEGER, self._integers),
+            (_native.Source.FLAG, self._flags),
+        ):
             if what in names:
                 return kind, names.index(what), offset
         return getattr(_native.Source, what.upper()), 0, offset

@@ -10,7 +10,7 @@ import ml_dtypes  # noqa: F401  (numpy learns its types)
 import numpy as np
 import pytest
 import softmax_reference as expected
-from reference import assert_within
+from reference import NUMPY_TYPES, U, assert_within
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, _native, arrays, dispatch, log_softmax, softmax, using
@@ -72,9 +72,9 @@ def bits(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).view(np.uint8)
 
 
-def hold(x, dy, dtype, scale=1.0, within=None, **options) -> None:
+def hold(x, dy, dtype, scale=1.0, within=None, added=None, **options) -> None:
     """Hold all four operators against float64."""
-    found = expected.forward(x, scale, within, dtype)
+    found = expected.forward(x, scale, within, dtype, added, options.get("sink"))
     y, lse = softmax(x, scale=scale, return_lse=True, **options)
     log_y = log_softmax(x, scale=scale, **options)
     assert_within(y, found["y"], dtype, "y")
@@ -120,6 +120,20 @@ def test_every_way_to_hold_a_row_is_within_the_bound_at_every_alignment(name, co
         x, dy = (expected.drawn(rng, (5, columns), dtype) for _ in range(2))
         with using(simulated()):
             hold(at(x, offset, gap), at(dy, offset, gap), dtype, scale=-0.4)
+
+
+@BOTH
+def test_float32_is_within_two_ulp_and_one_more_for_each_unit_below_the_largest(static, rng):
+    for columns, spread in itertools.product((10, 1000, 4097), (0.01, 1, 5, 30)):
+        x = expected.drawn(rng, (4, columns), FLOAT32, spread)
+        with using(simulated(static=static, checked=False)):
+            y = softmax(x).astype(float)
+        below = x.max(axis=-1, keepdims=True).astype(float) - x
+        p = np.exp(-below)
+        exact = p / p.sum(axis=-1, keepdims=True)
+        far = exact < 2.0**-126  # no longer normal
+        assert ((np.abs(y - exact) <= exact * (2 + below) * 2 * U) | far).all()
+        assert np.abs(y.sum(axis=-1) - 1).max() <= 8 * U
 
 
 def test_full_slots_hold_a_row_at_every_alignment(held, rng):
@@ -207,6 +221,40 @@ def test_a_mask_may_have_gaps(rng):
     mask = (rng.random((2, 3, 9, 50)) < 0.5)[:, ::2, 1:6, 3:36][:, :1]
     with using(simulated()):
         hold(x, dy, FLOAT32, within=expected.taking_part(x.shape, mask), mask=mask)
+
+
+@BOTH
+@pytest.mark.parametrize("added", FLOATS, ids=lambda dtype: dtype.symbol)
+def test_a_mask_of_floats_is_added(added, static, rng):
+    for x_type in (FLOAT32, BFLOAT16):
+        x, dy = (expected.drawn(rng, (2, 3, 9, 133), x_type) for _ in range(2))
+        mask = expected.drawn(rng, (3, 9, 133), added)
+        mask[rng.random(mask.shape) < 0.3] = -np.inf
+        mask[1, 4] = -np.inf
+        within = np.broadcast_to(mask != -np.inf, x.shape)
+        with using(simulated(static=static)):
+            hold(x, dy, x_type, 0.6, within, added=mask, mask=mask)
+
+
+@BOTH
+def test_a_sink_is_one_more_term_of_the_sum(static, rng):
+    for dtype, keys in itertools.product(FLOATS, (5, 400)):
+        x, dy = (expected.drawn(rng, (2, 4, 6, keys), dtype) for _ in range(2))
+        sink = np.array([0.5, -np.inf, 20, -3], NUMPY_TYPES[dtype])
+        mask = rng.random((1, 1, 6, keys)) < 0.3
+        mask[..., 2, :] = True
+        within = expected.taking_part(x.shape, mask)
+        with using(simulated(static=static)):
+            hold(x, dy, dtype, 1.3, within, mask=mask, sink=sink)
+
+
+def test_a_sink_of_rows_that_ctas_share(held, rng):
+    sink = np.array([3.0, 9.0], np.float32)
+    for name, architecture in itertools.product(("CTAs", "chunks of CTAs", "chunks"), (90, 80)):
+        held(CONFIGS[name])
+        x, dy = (expected.drawn(rng, (2, 3, 1000), FLOAT32) for _ in range(2))
+        with using(simulated(architecture, multiprocessors=8)):
+            hold(x, dy, FLOAT32, sink=sink)
 
 
 @BOTH
@@ -330,7 +378,7 @@ def test_a_function_passes_each_argument_on_in_its_place(name, monkeypatch):
     passed: list[object] = []
     monkeypatch.setattr(module, f"_{name}", lambda *arguments: passed.extend(arguments))
     call(**{parameter: given[parameter] for parameter in named})
-    renamed = {"lse": "the return_lse", "causal": True, "diagonal": 1, "window": 5, "mask_keeps": 1, "x": x, "y": x}
+    renamed = {"lse": "the return_lse", "causal": True, "diagonal": 1, "window": 5, "mask_keeps": True, "x": x, "y": x}
     for argument, value in zip(dispatch.operators()[name].arguments, passed, strict=True):
         wanted = renamed.get(argument.name, f"the {argument.name}")
         assert value is wanted or value == wanted, argument.name
@@ -350,7 +398,18 @@ REFUSED = {
         {"causal": "aligned", "window": True},
         "window must be a number of keys of at least 1; it is True",
     ),
-    "a mask of floats": ({"mask": np.zeros((4, 8), np.float32)}, "mask must be one of bool, uint8; it is float32"),
+    "a mask of integers": ({"mask": np.zeros((4, 8), np.int8)}, "mask must be one of bool, uint8, float32, float16, b"),
+    "a mask that adds what it keeps": (
+        {"mask": np.zeros((4, 8), np.float32), "mask_keeps": True},
+        "mask_keeps needs a mask of bool or uint8; it is",
+    ),
+    "no mask to keep by": ({"mask_keeps": True}, "mask_keeps needs a mask of bool or uint8; there is none"),
+    "a sink of another number of heads": (
+        {"sink": np.zeros(2, np.float32)},
+        "sink must have one element for each",
+    ),
+    "a sink of each batch": ({"sink": np.zeros((2, 3), np.float32)}, r"sink must have one element for each head"),
+    "a strided sink": ({"sink": np.zeros(6, np.float32)[::2]}, r"sink must be contiguous"),
     "a mask of fewer keys": (
         {"mask": np.zeros((4, 7), bool)},
         r"mask must have the shape of x, \(2, 3, 4, 8\), or one",

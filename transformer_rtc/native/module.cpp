@@ -287,6 +287,7 @@ PYBIND11_MODULE(_native, module) {
       .value("ROW_INPUTS", Role::row_inputs)
       .value("VALUE", Role::value)
       .value("MASK", Role::mask)
+      .value("HEAD_VALUES", Role::head_values)
       .value("VALUE_OUT", Role::value_out)
       .value("REAL", Role::real)
       .value("INTEGER", Role::integer)
@@ -305,6 +306,7 @@ PYBIND11_MODULE(_native, module) {
       .value("DTYPE", Source::dtype)
       .value("REAL", Source::real)
       .value("INTEGER", Source::integer)
+      .value("FLAG", Source::flag)
       .value("ROWS", Source::rows)
       .value("COLUMNS", Source::columns)
       .value("INNER_COUNT", Source::inner_count)
@@ -355,20 +357,20 @@ PYBIND11_MODULE(_native, module) {
   plan.attr("ANY_GROUPS") = Plan::kAnyGroups;
 
   py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
-      .def(py::init(
-          [](std::string name,
-             std::vector<std::tuple<Role, std::string, std::vector<DtypeId>, bool, int, std::vector<int>>> arguments,
-             py::object plan, py::object slow_call, py::object framework_of, py::object implementation,
-             std::vector<int64_t> buckets) {
-            std::vector<Argument> list;
-            for (auto& [role, argument, dtypes, optional, like, of] : arguments) {
-              list.push_back({role, argument, dtypes, optional, like, of});
-            }
-            return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), slow_call.ptr(),
-                                              framework_of.ptr(), implementation.ptr(), std::move(buckets));
-          }),
-          py::arg("name"), py::arg("arguments"), py::arg("plan"), py::arg("slow_call"), py::arg("framework_of"),
-          py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
+      .def(py::init([](std::string name,
+                       std::vector<std::tuple<Role, std::string, std::vector<DtypeId>, bool, int, std::vector<int>>>
+                           arguments,
+                       py::object plan, py::object slow_call, py::object framework_of, py::object implementation,
+                       std::vector<int64_t> buckets) {
+             std::vector<Argument> list;
+             for (auto& [role, argument, dtypes, optional, like, of] : arguments) {
+               list.push_back({role, argument, dtypes, optional, like, of});
+             }
+             return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), slow_call.ptr(),
+                                               framework_of.ptr(), implementation.ptr(), std::move(buckets));
+           }),
+           py::arg("name"), py::arg("arguments"), py::arg("plan"), py::arg("slow_call"), py::arg("framework_of"),
+           py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
       .def_property_readonly("name", &Operator::name)
       .def("run_views", &run_views)
       .def("entry", [](py::object self) {

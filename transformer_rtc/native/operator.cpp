@@ -128,8 +128,8 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* 
     const Argument& argument = arguments_[i];
     const Role role = argument.role;
     if (!is_array(role)) continue;
-    const bool input = role == Role::rows || role == Role::columns || role == Role::row_inputs ||
-                       role == Role::value || role == Role::mask;
+    const bool input = role == Role::rows || role == Role::columns || role == Role::row_inputs || role == Role::value ||
+                       role == Role::mask || role == Role::head_values;
     arrays_.push_back({&argument, role, static_cast<int>(i), role == Role::rows || role == Role::rows_out, input,
                        role == Role::rows_out || role == Role::value_out,
                        role == Role::row_values || role == Role::column_values, input && !argument.optional, nullptr});
@@ -194,6 +194,7 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
       case Role::row_inputs:
       case Role::value:
       case Role::mask:
+      case Role::head_values:
       case Role::value_out:
       case Role::rows_out:
         ++array;
@@ -341,8 +342,9 @@ const Plan& Operator::plan(const Call& call, const Layout& layout) {
   const bool margin = call.sm_margin > 0;
   int64_t columns = layout.geometry.columns;
   if (!buckets_.empty()) columns = *std::lower_bound(buckets_.begin(), buckets_.end(), columns);
-  key[0] = static_cast<uint64_t>(call.flags) << 48 | static_cast<uint64_t>(call.implementation) << 34 | static_cast<uint64_t>(margin) << 33 |
-           static_cast<uint64_t>(layout.per_head) << 32 | static_cast<uint32_t>(device);
+  key[0] = static_cast<uint64_t>(call.flags) << 48 | static_cast<uint64_t>(call.implementation) << 34 |
+           static_cast<uint64_t>(margin) << 33 | static_cast<uint64_t>(layout.per_head) << 32 |
+           static_cast<uint32_t>(device);
   key[1] = static_cast<uint64_t>(columns);
   std::memcpy(&key[2], call.dtypes, sizeof(call.dtypes));
   if (last_plan_ != nullptr && key == last_key_) return *last_plan_;
@@ -415,6 +417,13 @@ void Operator::check_view(const Array& array, const View& view, const View& firs
     if (!view.same_shape(of_rows)) {
       refuse(name, "must have the shape " + of_rows.shape_text() + ", one element for each row of " + first_name +
                        "; it has " + view.shape_text());
+    }
+  } else if (array.role == Role::head_values) {
+    const View of_heads{nullptr, 1, first.shape + first.ndim - 3};
+    if (first.ndim < 3 || !view.same_shape(of_heads)) {
+      refuse(name, "must have one element for each head of " + first_name +
+                       " [..., heads, queries, keys], whose shape is " + first.shape_text() + "; it has " +
+                       view.shape_text());
     }
   } else if (view.ndim > 1 || view.size() != 1) {
     refuse(name, "must have the shape () or (1,); it has " + view.shape_text());
@@ -513,7 +522,9 @@ Operator::Layout Operator::check(Call& call) const {
   if (first.ndim >= 2) layout.queries = first.shape[first.ndim - 2];
   if (first.ndim >= 3) layout.matrix_heads = first.shape[first.ndim - 3];
   bool by_query = call.flags != 0;
-  for (size_t i = 0; i < arrays_.size(); ++i) by_query |= arrays_[i].role == Role::mask && call.objects[i] != nullptr;
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    by_query |= call.objects[i] != nullptr && (arrays_[i].role == Role::mask || arrays_[i].role == Role::head_values);
+  }
   if (by_query && geometry.rows > INT32_MAX) {
     refuse(first_name, "may have up to 2^31 - 1 rows where they are told apart by their query");
   }
@@ -633,6 +644,8 @@ std::vector<Memory> Operator::memory(const Call& call, const Layout& layout) con
       rows.outer_stride = layout.strides[i].outer;
       rows.inner_count = geometry.inner_count;
       rows.inner_stride = layout.strides[i].inner;
+    } else if (array.role == Role::head_values) {
+      rows.columns = layout.matrix_heads;
     } else if (array.role == Role::mask) {
       const Extent extent = extent_of_strided(call.views[i]);
       rows.data = const_cast<char*>(extent.low);
@@ -728,6 +741,9 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
           break;
         case Source::integer:
           put(params, field.offset, call.integers[i]);
+          break;
+        case Source::flag:
+          put(params, field.offset, static_cast<int32_t>(call.flags >> i & 1));
           break;
         case Source::rows:
           put(params, field.offset, geometry.rows);

@@ -20,6 +20,7 @@ enum class Role {
   row_inputs,     // input array [...], one value a row
   value,          // input array of one element
   mask,           // input array [..., columns] that is broadcast to the rows' shape [..., heads, queries, columns]
+  head_values,    // input array [heads], of such rows
   value_out,      // array of one element that is written in place, or None
   real,           // float
   integer,        // int of 32 bits
@@ -42,7 +43,7 @@ struct Argument {
   std::vector<int> of;  // the arrays that this is about
 };
 
-// What fills a field of the parameters. `index` counts arrays, reals or integers, in the order of the arguments.
+// What fills a field of the parameters. `index` counts arrays, reals, integers or flags, in the order of the arguments.
 enum class Source {
   data,
   outer_stride,
@@ -50,6 +51,7 @@ enum class Source {
   dtype,
   real,
   integer,
+  flag,
   rows,
   columns,
   inner_count,

@@ -27,10 +27,12 @@ class _SoftmaxFamily:
     name = "softmax"
 
     def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        _check(request)
         spec = _spec(request, limits)
         return ((spec, spec.launch_rule),)
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
+        _check(request)
         arrays = tuple(request.dtypes)
         return tuple(
             (StaticKernel(symbol, general_params(symbol, arrays)), rule) for symbol, rule in general_launches(request)
@@ -38,6 +40,14 @@ class _SoftmaxFamily:
 
     def static_program(self) -> str:
         return static_program()
+
+
+def _check(request: Request) -> None:
+    """Refuse what types and presence alone tell to be wrong."""
+    mask = request.dtypes.get("mask")
+    if "mask_keeps" in request.flags and (mask is None or mask in _FLOATS):
+        given = "there is none" if mask is None else f"it is {mask.name}, and is added"
+        raise ArgumentError(f"{request.operator}: mask_keeps needs a mask of bool or uint8; {given}")
 
 
 def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | SoftmaxBackwardSpec:
@@ -58,7 +68,9 @@ def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | Softma
         output=out,
         logarithm=logarithm,
         causal=causal,
-        mask=dtypes["mask"] is not None,
+        mask=BOOL if dtypes["mask"] is UINT8 else dtypes["mask"],
+        keeps="mask_keeps" in request.flags,
+        sink=dtypes["sink"],
         lse=dtypes["lse"] is not None,
         config=config,
     )
@@ -75,8 +87,9 @@ def _forward_operator(name: str) -> Operator:
         (
             Argument("x", "rows", _FLOATS),
             Argument("scale", "real"),
-            Argument("mask", "mask", (BOOL, UINT8), optional=True),
-            Argument("mask_keeps", "integer"),
+            Argument("mask", "mask", (BOOL, UINT8, *_FLOATS), optional=True),
+            Argument("mask_keeps", "flag"),
+            Argument("sink", "head_values", _FLOATS, optional=True),
             *_CAUSAL,
             Argument("out", "rows_out", _FLOATS),
             Argument("out_dtype", "dtype_out", _FLOATS, of=("out",)),
@@ -145,6 +158,7 @@ def softmax(
     mask_keeps: bool = False,
     causal: str | None = None,
     window: int | None = None,
+    sink: Any = None,
     out: Any = None,
     out_dtype: Any = None,
     return_lse: bool = False,
@@ -163,16 +177,19 @@ def softmax(
         As `rms_norm` takes it. -inf does not take part; a row with NaN or +inf becomes NaN.
     scale : float
         What x is multiplied by, in float32, before the maximum.
-    mask : array of bool or uint8, optional
-        Which elements do not take part: those where it is not 0, as Megatron has it. It has x's shape, or one that is
+    mask : array of bool, uint8, float32, float16 or bfloat16, optional
+        Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of floats: what
+        is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's shape, or one that is
         broadcast to it along dimensions before the last; those before the heads must collapse to one stride.
     mask_keeps : bool
-        Whether the mask says which elements take part, as torch's scaled_dot_product_attention has it.
+        Whether a mask of bool or uint8 says which elements take part, as torch's scaled_dot_product_attention has it.
     causal : {"upper_triangular", "aligned"}, optional
         Which keys a query sees: as many as its own number, for as many queries as keys; or so that the last query
         sees the last key (query i sees keys up to i + keys - queries). The others are not read, and y is 0 there.
     window : int, optional
         Of the keys that a causal mode leaves, only the last so many.
+    sink : array [heads], float32, float16 or bfloat16, optional
+        One more logit for every row of a head, which only adds to the sum: ``y = exp(v) / (sum(exp(v)) + exp(sink))``.
     out : array like x, optional
         Where y is written: x itself, or an array that shares no element with the inputs.
     out_dtype : data type, optional
@@ -187,7 +204,7 @@ def softmax(
     y : array [..., keys]
         Of x's framework, or `out`.
     lse : array [...], float32
-        Only if `return_lse`; -inf where nothing takes part.
+        Only if `return_lse`, with the sink's term; -inf where nothing takes part.
 
     Raises
     ------
@@ -197,7 +214,7 @@ def softmax(
         If there is no way to run.
     """
     region = _region("softmax", x, causal, window)
-    return _softmax(x, scale, mask, int(mask_keeps), *region, out, out_dtype, return_lse, stream)
+    return _softmax(x, scale, mask, mask_keeps, sink, *region, out, out_dtype, return_lse, stream)
 
 
 def log_softmax(
@@ -208,6 +225,7 @@ def log_softmax(
     mask_keeps: bool = False,
     causal: str | None = None,
     window: int | None = None,
+    sink: Any = None,
     out: Any = None,
     out_dtype: Any = None,
     return_lse: bool = False,
@@ -219,7 +237,7 @@ def log_softmax(
 
     Parameters
     ----------
-    x, scale, mask, mask_keeps, causal, window, out, out_dtype, return_lse, stream
+    x, scale, mask, mask_keeps, causal, window, sink, out, out_dtype, return_lse, stream
         As `softmax` takes them.
 
     Returns
@@ -235,7 +253,7 @@ def log_softmax(
         If there is no way to run.
     """
     region = _region("log_softmax", x, causal, window)
-    return _log_softmax(x, scale, mask, int(mask_keeps), *region, out, out_dtype, return_lse, stream)
+    return _log_softmax(x, scale, mask, mask_keeps, sink, *region, out, out_dtype, return_lse, stream)
 
 
 def softmax_backward(

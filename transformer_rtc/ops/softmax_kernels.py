@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .. import _native
 from ..dispatch import LaunchRule, Request
-from ..spec import DeviceLimits, DType, Field, KernelSpec, Params
+from ..spec import BOOL, DeviceLimits, DType, Field, KernelSpec, Params
 from .programs import (
     GEOMETRY,
     MINIMAL,
@@ -145,11 +145,8 @@ _SCALE = (Field("scale", "float32", "scale"),)
 _COLUMNS = (Field("columns", "int32", "columns"),)
 _QUERIES = tuple(Field(name, "uint32", name) for name in ("queries", "queries_magic", "queries_shift"))
 _CAUSAL = (Field("diagonal", "int32", "diagonal"), Field("window", "int32", "window"))
-_MASK = (
-    *(Field(f"mask_{name}", "int64", f"mask.{name}") for name in ("batch_stride", "head_stride", "query_stride")),
-    *(Field(name, "uint32", name) for name in ("matrix_heads", "matrix_heads_magic", "matrix_heads_shift")),
-    Field("mask_keeps", "int32", "mask_keeps"),
-)
+_MATRICES = tuple(Field(name, "uint32", name) for name in ("matrix_heads", "matrix_heads_magic", "matrix_heads_shift"))
+_MASK = (*(Field(f"mask_{name}", "int64", f"mask.{name}") for name in ("batch_stride", "head_stride", "query_stride")),)
 
 
 class _SoftmaxSpec(KernelSpec):
@@ -203,8 +200,12 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
         Whether it is the logarithm of softmax.
     causal : bool
         Whether a row's range of columns depends on its query.
-    mask : bool
-        Whether there is a mask.
+    mask : DType or None
+        Of the mask: BOOL for bytes of either type; of floats, which are added.
+    keeps : bool
+        Whether a mask of bytes says which elements take part.
+    sink : DType or None
+        Of the heads' sinks; None: there are none.
     lse : bool
         Whether the logarithm of the sum of exponentials is written.
     config : SoftmaxConfig
@@ -215,7 +216,9 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
     output: DType
     logarithm: bool
     causal: bool
-    mask: bool
+    mask: DType | None
+    keeps: bool
+    sink: DType | None
     lse: bool
     config: SoftmaxConfig
 
@@ -224,28 +227,45 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
         parts = ["log_softmax_forward" if self.logarithm else "softmax_forward", self.input.symbol]
         if self.output is not self.input:
             parts.append(f"out_{self.output.symbol}")
-        return "_".join((*parts, *present(causal=self.causal, mask=self.mask, lse=self.lse), self.config.symbol))
+        parts += present(causal=self.causal, lse=self.lse, keeps=self.keeps)
+        for name, dtype in (("mask", self.mask), ("sink", self.sink)):
+            parts += [f"{name}_{dtype.symbol}"] if dtype else []
+        return "_".join((*parts, self.config.symbol))
 
     @property
     def params(self) -> Params:
         return Params(
             (
-                *pointers("x", "out", *present(mask=self.mask, lse=self.lse)),
+                *pointers("x", "out", *present(mask=self.mask, sink=self.sink, lse=self.lse)),
                 *(WORKSPACE if self.config.exchange == "grid" else ()),
                 *row_fields("x", "out"),
                 *GEOMETRY,
                 *_COLUMNS,
                 *_SCALE,
-                *(_QUERIES if self.causal or self.mask else ()),
+                *(_QUERIES if self.causal or self.mask or self.sink else ()),
                 *(_CAUSAL if self.causal else ()),
+                *(_MATRICES if self.mask or self.sink else ()),
                 *(_MASK if self.mask else ()),
             )
         )
 
     @property
     def program(self) -> str:
-        flags = {"logarithm": self.logarithm, "causal": self.causal, "has_mask": self.mask, "has_lse": self.lse}
-        types = {"Input": self.input, "Output": self.output}
+        flags = {
+            "logarithm": self.logarithm,
+            "causal": self.causal,
+            "has_mask": self.mask is not None,
+            "mask_keeps": self.keeps,
+            "mask_is_added": self.mask is not None and self.mask is not BOOL,
+            "has_sink": self.sink is not None,
+            "has_lse": self.lse,
+        }
+        types = {
+            "Input": self.input,
+            "Output": self.output,
+            "Mask": self.mask or BOOL,
+            "Sink": self.sink or self.input,
+        }
         return self._program("softmax_forward.cu", "softmax_forward", types, flags)
 
     @property
@@ -316,15 +336,17 @@ _NARROW = 1024
 _SHAPES = {"narrow": (32, 8), "wide": (512, 1)}
 _FORWARD = Params(
     (
-        *pointers("x", "out", "mask", "lse"),
+        *pointers("x", "out", "mask", "sink", "lse"),
         *row_fields("x", "out"),
-        *dtypes("x", "out"),
+        *dtypes("x", "out", "mask", "sink"),
         *GEOMETRY,
         *_COLUMNS,
         *_SCALE,
         *_QUERIES,
         *_CAUSAL,
+        *_MATRICES,
         *_MASK,
+        Field("mask_keeps", "int32", "mask_keeps"),
     )
 )
 _BACKWARD = Params(
