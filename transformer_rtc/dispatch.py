@@ -229,6 +229,7 @@ class Operator:
         self.name = name
         self.family = family
         self.arguments = tuple(arguments)
+        self.buckets = tuple(buckets)
         self._arrays = [argument.name for argument in arguments if argument.role not in _NO_ARRAYS]
         self._reals = [argument.name for argument in arguments if argument.role == "real"]
         self._integers = [argument.name for argument in arguments if argument.role == "integer"]
@@ -240,7 +241,7 @@ class Operator:
             lambda values: arrays.call(self.native, self.arguments, values, _simulating_on_host),
             arrays.framework_of,
             _chosen,
-            buckets,
+            self.buckets,
         )
         self.call: Callable[..., object] = self.native.entry()
         _operators[name] = self

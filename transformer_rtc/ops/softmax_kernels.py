@@ -138,7 +138,8 @@ def configure(columns: int, rows: Sequence[DType], limits: DeviceLimits) -> Soft
             if columns <= line.vectors * vector and line.ctas <= (most if several else 1):
                 config = SoftmaxConfig(line.threads, line.rows, vector, line.steps, line.ctas)
                 return config if line.ctas == 1 else replace(config, clusters=clusters)
-    return SoftmaxConfig(1024, 1, vector, 4, most, clusters and most > 1, chunked=True)
+    # Half of what a thread could hold: what two passes need beside it spills else.
+    return SoftmaxConfig(1024, 1, vector, 2, most, clusters and most > 1, chunked=True)
 
 
 _SCALE = (Field("scale", "float32", "scale"),)
