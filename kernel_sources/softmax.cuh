@@ -81,6 +81,43 @@ TRTC_DEVICE int64 mask_offset(const Params& params, int64 row) {
   return batch * params.mask_batch_stride + head * params.mask_head_stride + query * params.mask_query_stride;
 }
 
+// The sink of a row's head.
+template <class Sink, class Params>
+TRTC_DEVICE float sink_of(const Params& params, int64 row) {
+  const auto* sinks = static_cast<const Sink*>(params.sink);
+  Vec<Sink, 1> sink;
+  sink.load(sinks + head_of_matrix(params, matrix_of(params, row)), 1, true);
+  return sink.get(0);
+}
+
+// A row's part of it, from what its dx needs too: sum(dy * y), or sum(dy).
+template <class Params>
+TRTC_DEVICE float sink_gradient(const Params& params, int64 row, float sum, float sink) {
+  const float lse = load_float(static_cast<const float*>(params.lse) + row);
+  return sink == minus_infinity() ? 0.0f : -exponential(sink - lse) * sum;
+}
+
+enum : int { finish_threads = 256 };
+
+// Adds up the rows of the head that this CTA has, in an order that their number fixes; to all threads.
+template <class Params>
+TRTC_DEVICE float sum_of_head(const Params& params) {
+  RowReduction<finish_threads, 1, 1, Exchange::none, 1, false, 1> reduction;
+  reduction.begin(params, 0);
+  const float* of_rows = static_cast<const float*>(params.row_partials);
+  const int64 of_batch = static_cast<int64>(params.matrix_heads) * params.queries;
+  float sum[1] = {0.0f};
+  for (int64 batch = cta_index() * params.queries; batch < params.rows; batch += of_batch) {
+    float of_matrix = 0.0f;
+    for (int64 query = thread_index(); query < params.queries; query += finish_threads) {
+      of_matrix += load_float(of_rows + batch + query);
+    }
+    sum[0] += of_matrix;
+  }
+  reduction.template reduce_in_cta<Sum, 0>(sum);
+  return sum[0];
+}
+
 // Where a CTA's threads are, and the part of each row that it has.
 template <class Config>
 struct SoftmaxPlace {

@@ -1,5 +1,6 @@
 // Backward: dx = scale * y * (dy - sum(dy * y)) of y = softmax(scale * x), and dx = scale * (dy - exp(y) * sum(dy)) of
-// its logarithm. Where y is 0, or -infinity, dx is 0 whatever dy is there.
+// its logarithm. Where y is 0, or -infinity, dx is 0 whatever dy is there. A sink's gradient is, of each row,
+// -exp(sink - lse) times that sum: a second launch adds up the rows of a head.
 #pragma once
 
 #include "softmax.cuh"
@@ -87,6 +88,13 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     reduction.gather(sum);
     const float of_row_sum = reduce_lanes<Sum, Config::ctas_per_row>(sum[0]);
 
+    if constexpr (Config::has_dsink) {
+      if (place.thread == 0 && place.rank == 0 && exists) {
+        static_cast<float*>(params.row_partials)[row] =
+            sink_gradient(params, row, of_row_sum, sink_of<typename Config::Sink>(params, row));
+      }
+    }
+
     // ---- dx
 #pragma unroll 1
     for (int first = 0; first == 0 || (chunked && first < place.columns); first += Part::capacity) {
@@ -117,6 +125,13 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     first_row += stride;
     reduction.next_row();
   } while (Config::repeats && first_row < params.rows);
+}
+
+template <class Output, class Params>
+TRTC_DEVICE void softmax_backward_finish(const Params& params) {
+  Vec<Output, 1> value;
+  value.set(0, sum_of_head(params), 0.0f);
+  value.store(static_cast<Output*>(params.dsink) + cta_index(), thread_index() == 0);
 }
 
 }  // namespace trtc

@@ -154,14 +154,12 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     }
     if constexpr (Config::has_sink) {
       // One more term of the sum.
-      const auto* sinks = static_cast<const typename Config::Sink*>(params.sink);
-      Vec<typename Config::Sink, 1> sink;
-      sink.load(sinks + head_of_matrix(params, matrix_of(params, row)), exists ? 1 : 0, true);
+      const float sink = exists ? sink_of<typename Config::Sink>(params, row) : minus_infinity();
       const float before = total == 0.0f ? minus_infinity() : common;
-      const float most = Largest::of(before, sink.get(0));
+      const float most = Largest::of(before, sink);
       common = most == minus_infinity() ? 0.0f : most;
       total = total == 0.0f ? 0.0f : total * exponential(before - common);
-      total += exponential(sink.get(0) - common);
+      total += exponential(sink - common);
     }
     // Nothing takes part: zeros.
     const float log_total = total == 0.0f ? 0.0f : logarithm(total);

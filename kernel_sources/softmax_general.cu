@@ -34,6 +34,13 @@ TRTC_DEVICE bool takes_part(const Params& params, const AnyMask& mask, Range ran
          (mask.bytes == nullptr || (load_element(mask.bytes + column) != 0) == mask.keeps);
 }
 
+template <class Params>
+TRTC_DEVICE float any_sink(const Params& params, int64 row) {
+  float sink[1];
+  any_row(params.sink, params.sink_dtype, head_of_matrix(params, matrix_of(params, row)), 1).load(sink, 0);
+  return sink[0];
+}
+
 // v of the columns from `column` on: -infinity where there is none or it does not take part.
 template <class Params, int N>
 TRTC_DEVICE void load_scaled(const Params& params, float (&v)[N], const AnyRow& x, const AnyMask& mask, Range range,
@@ -74,11 +81,8 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
       for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], v[i]);
     }
     reduction.template reduce_in_cta<Largest, 0>(most);
-    float sink[1] = {minus_infinity()};
-    if (params.sink != nullptr && exists) {
-      any_row(params.sink, params.sink_dtype, head_of_matrix(params, matrix_of(params, row)), 1).load(sink, 0);
-    }
-    most[0] = Largest::of(most[0], sink[0]);
+    const float sink = params.sink != nullptr && exists ? any_sink(params, row) : minus_infinity();
+    most[0] = Largest::of(most[0], sink);
     const float about = most[0] == minus_infinity() ? 0.0f : most[0];
     LongSums<1> sums;
     for (int column = thread * N; column < columns; column += Threads * N) {
@@ -91,7 +95,7 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
     }
     sums.close();
     reduction.template reduce_in_cta<Sum, 1>(sums.all);
-    const float total = sums.all[0] + exponential(sink[0] - about);
+    const float total = sums.all[0] + exponential(sink - about);
     const float log_total = total == 0.0f ? 0.0f : logarithm(total);
     if (params.lse != nullptr && thread == 0 && exists) {
       static_cast<float*>(params.lse)[row] = total == 0.0f ? minus_infinity() : about + log_total;
@@ -162,10 +166,20 @@ TRTC_DEVICE void softmax_backward_rows(const Params& params) {
       if (pass == 0) {
         sums.close();
         reduction.template reduce_in_cta<Sum, 0>(sums.all);
+        if (params.row_partials != nullptr && thread == 0 && row < params.rows) {
+          static_cast<float*>(params.row_partials)[row] =
+              sink_gradient(params, row, sums.all[0], any_sink(params, row));
+        }
       }
     }
     reduction.next_row();
   }
+}
+
+template <class Params>
+TRTC_DEVICE void softmax_backward_finish_heads(const Params& params) {
+  const float sum[1] = {sum_of_head(params)};
+  any_row(params.dsink, params.dsink_dtype, cta_index(), thread_index() == 0 ? 1 : 0).store(sum, 0);
 }
 
 }  // namespace trtc

@@ -7,7 +7,9 @@ import softmax_reference as expected
 from reference import assert_within
 
 from transformer_rtc import log_softmax, log_softmax_backward, softmax, softmax_backward
-from transformer_rtc.spec import FLOAT32
+from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
+
+DTYPE_OF = {dtype.name: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16)}
 
 # Shapes that are broadcast to (2, 3, 17, 40).
 MASKS = {
@@ -44,7 +46,13 @@ def hold(x, dy, dtype, scale=1.0, within=None, added=None, **options) -> None:
     assert_within(y, found["y"], dtype, "y")
     assert_within(log_y, found["log_y"], dtype, "log_y")
     assert_within(lse, found["lse"], FLOAT32, "lse")
+    sink = options.get("sink")
     options = {name: value for name, value in options.items() if name in ("causal", "window")}
+    if sink is not None:
+        for back, of, logarithm in ((softmax_backward, y, False), (log_softmax_backward, log_y, True)):
+            _, dsink = back(dy, of, scale=scale, sink=sink, lse=lse, **options)
+            wanted = expected.sink_gradient(dy, of, sink, lse, within, logarithm)
+            assert_within(dsink, wanted, DTYPE_OF[sink.dtype.name], "dsink")
     dx = softmax_backward(dy, y, scale=scale, **options)
     assert_within(dx, expected.backward(dy, y, scale, within, False, dtype), dtype, "dx")
     log_dx = log_softmax_backward(dy, log_y, scale=scale, **options)

@@ -99,6 +99,23 @@ def backward(dy, y, scale=1.0, within=None, logarithm=False, out: DType = FLOAT3
     return Expected(value, np.nan_to_num(bound))
 
 
+def sink_gradient(dy, y, sink, lse, within=None, logarithm=False) -> Expected:
+    """Return dsink [heads] of [..., heads, queries, keys], from lse as it was returned."""
+    within = np.ones(y.shape, bool) if within is None else within
+    dy, y, sink, lse = (array.astype(np.float64) for array in (dy, y, sink, lse))
+    within = within & (y != (-np.inf if logarithm else 0))
+    with np.errstate(all="ignore"):
+        terms = np.where(within, dy if logarithm else dy * y, 0)
+        distance = np.where(sink == -np.inf, 0, lse.swapaxes(-1, -2) - sink).swapaxes(-1, -2)
+        p = np.where(sink[:, None] == -np.inf, 0, np.exp(-distance))
+        of_row = -p * terms.sum(axis=-1)
+        bound = p * np.abs(terms).sum(axis=-1) * (LONGEST + 2 + np.abs(distance)) * U
+    axes = tuple(i for i in range(of_row.ndim) if i != of_row.ndim - 2)
+    # And the rows are added up: a thread's, then the threads'.
+    rows = (LONGEST + of_row.size / len(sink) / 256) * U * np.abs(of_row)
+    return Expected(of_row.sum(axis=axes), (bound + rows).sum(axis=axes) + SMALLEST)
+
+
 def drawn(rng: np.random.Generator, shape, dtype: DType, spread=3.0) -> np.ndarray:
     """Return random logits."""
     return (rng.standard_normal(shape) * spread).astype(NUMPY_TYPES[dtype])

@@ -146,7 +146,9 @@ def softmax_requests() -> list[Request]:
         options, out = next(drawn), (FLOAT32, FLOAT16, BFLOAT16)[number % 3]
         kept = flags[number % 4] if options["mask"] is BOOL else flags[number % 2]
         found.append(Request(name, {"x": dtype, "out": out, **options}, columns, False, False, kept))
-        given = {"dy": dtype, "y": dtype, "out": dtype}
+        given = {"dy": dtype, "y": dtype, "out": dtype, "sink": None, "lse": None, "dsink": None}
+        if number % 3 == 0:
+            given |= {"sink": FLOAT16, "lse": FLOAT32, "dsink": FLOAT16}
         found.append(Request(f"{name}_backward", given, columns, False, False, flags[number // 2 % 2]))
         found.append(Request(f"{name}_backward", {**given, "out": out}, columns, False, False, flags[number % 2]))
     return found

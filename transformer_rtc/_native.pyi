@@ -98,6 +98,7 @@ class Stage:
 
 class Plan:
     ANY_GROUPS: int
+    OF_HEADS: int
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class Plan:
         partial_bytes: int,
         whole_heads: bool,
         multiprocessors: int,
+        row_bytes: int = 0,
     ) -> None: ...
 
 class Operator:

@@ -23,7 +23,17 @@ from .settings import settings
 from .simulator import SimulatedDevice
 from .spec import DTYPES, DeviceLimits, DType, KernelSpec, Params
 
-__all__ = ["Argument", "Family", "LaunchRule", "Operator", "Request", "StaticKernel", "implementations", "using"]
+__all__ = [
+    "OF_HEADS",
+    "Argument",
+    "Family",
+    "LaunchRule",
+    "Operator",
+    "Request",
+    "StaticKernel",
+    "implementations",
+    "using",
+]
 
 # A plan is keyed with the implementation's place in this list.
 IMPLEMENTATIONS = ("rtc", "static", "simulator")
@@ -51,7 +61,8 @@ class Argument(NamedTuple):
         An output: ``"rows_out"``, an array like the first input, allocated where the caller gives none;
         ``"value_out"``, one element that is written where the caller gives it, and not returned; ``"row_values"``,
         whether to return an array [...] with one value a row; ``"column_values"``, whether to return an array of the
-        shape of the columns. What is said of outputs: ``"dtype_out"``, their data type; ``"wanted"``, whether they are
+        shape of the columns; ``"head_sums"``, whether to return an array [heads], of rows [..., heads, queries,
+        columns]. What is said of outputs: ``"dtype_out"``, their data type; ``"wanted"``, whether they are
         made and returned. Others: ``"real"``, a float; ``"integer"``, an int of 32 bits; ``"flag"``, whether a kernel
         is one of its kind; ``"sm_margin"``, how many multiprocessors to leave free; ``"stream"``.
     dtypes : tuple of DType
@@ -137,6 +148,8 @@ class LaunchRule(NamedTuple):
         Of each group of CTAs that shares rows, zeroed before the first launch.
     partial_bytes : int
         Of each such group, for what later launches read; not zeroed.
+    row_bytes : int
+        Of each row, likewise.
     persistent : bool
         Whether there are no more groups than are resident together, and each takes rows in turn. Those of a cooperative
         launch always do.
@@ -148,7 +161,8 @@ class LaunchRule(NamedTuple):
         kernel waits (programmatic dependent launch).
     columns_per_cta : int
         Of a launch that follows the first, whose grid has enough CTAs for the columns in x, and the heads in y where
-        there are arrays of each head; 0 for the first.
+        there are arrays of each head; 0 for the first. `OF_HEADS`: a CTA for each head of rows [..., heads, queries,
+        columns].
     """
 
     threads: int
@@ -158,6 +172,7 @@ class LaunchRule(NamedTuple):
     dynamic_shared_memory: int = 0
     workspace_bytes: int = 0
     partial_bytes: int = 0
+    row_bytes: int = 0
     persistent: bool = False
     columns_per_cta: int = 0
     whole_heads: bool = False
@@ -167,6 +182,9 @@ class LaunchRule(NamedTuple):
     def cooperative(self) -> bool:
         """Whether all CTAs are resident together."""
         return self.ctas_per_row > 1 and not self.clusters
+
+
+OF_HEADS = _native.Plan.OF_HEADS
 
 
 class StaticKernel(NamedTuple):
@@ -328,6 +346,7 @@ class Operator:
             rule.partial_bytes,
             rule.whole_heads,
             kernel.multiprocessors,
+            rule.row_bytes,
         )
 
     def _fill(self, source: str, offset: int) -> tuple[_native.Source, int, int]:

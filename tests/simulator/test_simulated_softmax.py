@@ -339,7 +339,17 @@ def test_a_function_passes_each_argument_on_in_its_place(name, monkeypatch):
     passed: list[object] = []
     monkeypatch.setattr(module, f"_{name}", lambda *arguments: passed.extend(arguments))
     call(**{parameter: given[parameter] for parameter in named})
-    renamed = {"lse": "the return_lse", "causal": True, "diagonal": 1, "window": 5, "mask_keeps": True, "x": x, "y": x}
+    returned = {} if "backward" in name else {"lse": "the return_lse"}
+    renamed = {
+        **returned,
+        "dsink": "the return_dsink",
+        "causal": True,
+        "diagonal": 1,
+        "window": 5,
+        "mask_keeps": True,
+        "x": x,
+        "y": x,
+    }
     for argument, value in zip(dispatch.operators()[name].arguments, passed, strict=True):
         wanted = renamed.get(argument.name, f"the {argument.name}")
         assert value is wanted or value == wanted, argument.name
@@ -393,6 +403,19 @@ def test_bad_arguments_are_refused_by_name(name):
         options = {"out": out, "mask": out.view(np.uint8).reshape(2, 3, 4, 32)[..., :8]}
     with using(simulated()), pytest.raises(ArgumentError, match=f"^(softmax: )?{message}"):
         softmax(X, **options)
+
+
+def test_a_sink_s_gradient_needs_the_sink_and_lse():
+    lse, sink = np.zeros((2, 3, 4), np.float32), np.zeros(3, np.float32)
+    with using(simulated()):
+        with pytest.raises(ArgumentError, match=r"^softmax_backward: return_dsink needs sink and lse; lse is None"):
+            transformer_rtc.softmax_backward(X, X, sink=sink)
+        with pytest.raises(ArgumentError, match=r"^softmax_backward: return_dsink needs sink and lse; sink is None"):
+            transformer_rtc.softmax_backward(X, X, lse=lse, return_dsink=True)
+        assert transformer_rtc.softmax_backward(X, X, sink=sink, return_dsink=False).shape == X.shape
+        none = np.zeros((2, 3, 0, 4), np.float32)
+        dx, dsink = transformer_rtc.softmax_backward(none, none, sink=sink, lse=lse[:, :, :0])
+    assert dx.shape == none.shape and (dsink == 0).all()
 
 
 def test_a_causal_mode_needs_queries():

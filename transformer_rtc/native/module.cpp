@@ -297,6 +297,7 @@ PYBIND11_MODULE(_native, module) {
       .value("WANTED", Role::wanted)
       .value("ROW_VALUES", Role::row_values)
       .value("COLUMN_VALUES", Role::column_values)
+      .value("HEAD_SUMS", Role::head_sums)
       .value("SM_MARGIN", Role::sm_margin)
       .value("STREAM", Role::stream);
   py::enum_<Source>(module, "Source")
@@ -326,7 +327,8 @@ PYBIND11_MODULE(_native, module) {
       .value("MATRIX_HEADS_SHIFT", Source::matrix_heads_shift)
       .value("BATCH_STRIDE", Source::batch_stride)
       .value("HEAD_STRIDE", Source::head_stride)
-      .value("QUERY_STRIDE", Source::query_stride);
+      .value("QUERY_STRIDE", Source::query_stride)
+      .value("ROW_PARTIALS", Source::row_partials);
 
   py::class_<Stage>(module, "Stage")
       .def(py::init([](std::shared_ptr<Launcher> launcher, std::array<unsigned, 3> block,
@@ -345,16 +347,21 @@ PYBIND11_MODULE(_native, module) {
       }));
   py::class_<Plan> plan(module, "Plan");
   plan.def(py::init([](std::vector<Stage> stages, int64_t rows_per_cta, int64_t ctas_per_row, int64_t max_groups,
-                       int64_t workspace_bytes, int64_t partial_bytes, bool whole_heads, int64_t multiprocessors) {
-    for (size_t i = 0; i < stages.size(); ++i) {
-      if ((stages[i].columns_per_cta > 0) != (i > 0)) {
-        throw std::invalid_argument("a plan's first launch is over rows, and the others are over columns");
-      }
-    }
-    return Plan{std::move(stages), rows_per_cta,  ctas_per_row, max_groups,
-                workspace_bytes,   partial_bytes, whole_heads,  multiprocessors};
-  }));
+                       int64_t workspace_bytes, int64_t partial_bytes, bool whole_heads, int64_t multiprocessors,
+                       int64_t row_bytes) {
+             for (size_t i = 0; i < stages.size(); ++i) {
+               if ((stages[i].columns_per_cta != 0) != (i > 0)) {
+                 throw std::invalid_argument("a plan's first launch is over rows, and the others are over columns");
+               }
+             }
+             return Plan{std::move(stages), rows_per_cta, ctas_per_row, max_groups,     workspace_bytes,
+                         partial_bytes,     row_bytes,    whole_heads,  multiprocessors};
+           }),
+           py::arg("stages"), py::arg("rows_per_cta"), py::arg("ctas_per_row"), py::arg("max_groups"),
+           py::arg("workspace_bytes"), py::arg("partial_bytes"), py::arg("whole_heads"), py::arg("multiprocessors"),
+           py::arg("row_bytes") = 0);
   plan.attr("ANY_GROUPS") = Plan::kAnyGroups;
+  plan.attr("OF_HEADS") = Plan::kOfHeads;
 
   py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
       .def(py::init([](std::string name,

@@ -132,7 +132,8 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* 
                        role == Role::mask || role == Role::head_values;
     arrays_.push_back({&argument, role, static_cast<int>(i), role == Role::rows || role == Role::rows_out, input,
                        role == Role::rows_out || role == Role::value_out,
-                       role == Role::row_values || role == Role::column_values, input && !argument.optional, nullptr});
+                       role == Role::row_values || role == Role::column_values || role == Role::head_sums,
+                       input && !argument.optional, nullptr});
   }
   if (arguments_.empty() || arguments_[0].role != Role::rows || arguments_[0].optional || arrays_.size() > kMaxArrays) {
     throw std::invalid_argument("an operator's first argument is an array of rows, and it has at most " +
@@ -201,6 +202,7 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
         break;
       case Role::row_values:
       case Role::column_values:
+      case Role::head_sums:
         call.wanted[array] = truth(value);
         if (argument.role == Role::row_values) call.dtypes[array] = argument.dtypes[0];
         ++array;
@@ -585,6 +587,9 @@ void Operator::make_outputs(Call& call, Layout& layout, Allocator& allocator, Ou
     const int64_t* shape = first.shape;
     if (arrays_[i].role == Role::row_values) {
       --ndim;
+    } else if (arrays_[i].role == Role::head_sums) {
+      ndim = 1;
+      shape = &layout.matrix_heads;
     } else if (arrays_[i].role == Role::column_values) {
       ndim = layout.per_head ? 2 : 1;
       shape += first.ndim - ndim;
@@ -644,7 +649,7 @@ std::vector<Memory> Operator::memory(const Call& call, const Layout& layout) con
       rows.outer_stride = layout.strides[i].outer;
       rows.inner_count = geometry.inner_count;
       rows.inner_stride = layout.strides[i].inner;
-    } else if (array.role == Role::head_values) {
+    } else if (array.role == Role::head_values || array.role == Role::head_sums) {
       rows.columns = layout.matrix_heads;
     } else if (array.role == Role::mask) {
       const Extent extent = extent_of_strided(call.views[i]);
@@ -670,10 +675,10 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
     const int64_t column_elements = layout.heads * geometry.columns;
     make_outputs(call, layout, allocator, outputs);
     for (size_t i = 0; i < arrays_.size(); ++i) {
-      if (arrays_[i].role != Role::column_values || !call.wanted[i] || column_elements == 0) continue;
-      plan(call, layout)
-          .stages[0]
-          .launcher->zero(call.views[i].data, column_elements * dtype_bytes(call.dtypes[i]), stream);
+      const bool of_heads = arrays_[i].role == Role::head_sums;
+      const int64_t elements = of_heads ? layout.matrix_heads : column_elements;
+      if (!(of_heads || arrays_[i].role == Role::column_values) || !call.wanted[i] || elements == 0) continue;
+      plan(call, layout).stages[0].launcher->zero(call.views[i].data, elements * dtype_bytes(call.dtypes[i]), stream);
     }
     return outputs.release();
   }
@@ -686,7 +691,8 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
   constexpr int64_t alignment = 256;
   const int64_t zeroed_bytes = plan.workspace_bytes * groups;
   const int64_t partials_at = plan.partial_bytes > 0 ? round_up(zeroed_bytes, alignment) : zeroed_bytes;
-  const int64_t shared_bytes = partials_at + plan.partial_bytes * groups;
+  const int64_t rows_at = partials_at + plan.partial_bytes * groups;
+  const int64_t shared_bytes = rows_at + plan.row_bytes * geometry.rows;
   char* workspace = nullptr;
   py::object workspace_owner;
   if (shared_bytes > 0) {
@@ -698,12 +704,17 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
 
   std::vector<Memory> memory;
   if (plan.stages[0].launcher->asks_for_memory()) {
-    static const std::string workspace_name = "the workspace", partials_name = "the partial sums";
+    static const std::string workspace_name = "the workspace", partials_name = "the partial sums",
+                             rows_name = "the rows' parts";
     memory = this->memory(call, layout);
     if (zeroed_bytes > 0) memory.push_back({&workspace_name, workspace, 1, zeroed_bytes, 1, 0, 1, 0, true, true});
     if (plan.partial_bytes > 0) {
       memory.push_back(
           {&partials_name, workspace + partials_at, 4, plan.partial_bytes * groups / 4, 1, 0, 1, 0, true, false});
+    }
+    if (plan.row_bytes > 0) {
+      memory.push_back(
+          {&rows_name, workspace + rows_at, 4, plan.row_bytes * geometry.rows / 4, 1, 0, 1, 0, true, false});
     }
   }
   const Divisor inner_divisor = divide_by_count(geometry.inner_count), heads_divisor = divide_by_count(layout.heads);
@@ -715,10 +726,14 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
     if (number == 0) {
       shape.grid = {static_cast<unsigned>(groups * plan.ctas_per_row), 1, 1};
     } else {
-      const int64_t ctas = (geometry.columns + stage.columns_per_cta - 1) / stage.columns_per_cta;
-      shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(layout.heads), 1};
-      // The first launch wrote the partial sums, which are the last entry.
-      if (!memory.empty() && plan.partial_bytes > 0) memory.back().initialised = true;
+      if (stage.columns_per_cta == Plan::kOfHeads) {
+        shape.grid = {static_cast<unsigned>(layout.matrix_heads), 1, 1};
+      } else {
+        const int64_t ctas = (geometry.columns + stage.columns_per_cta - 1) / stage.columns_per_cta;
+        shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(layout.heads), 1};
+      }
+      // The first launch wrote the sums, which are the last entry.
+      if (!memory.empty() && plan.partial_bytes + plan.row_bytes > 0) memory.back().initialised = true;
     }
     alignas(16) char params[kMaxParameterBytes] = {};
     for (const FieldFill& field : stage.fields) {
@@ -777,6 +792,9 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
           break;
         case Source::partials:
           put(params, field.offset, workspace + partials_at);
+          break;
+        case Source::row_partials:
+          put(params, field.offset, workspace + rows_at);
           break;
         case Source::queries:
           put(params, field.offset, static_cast<uint32_t>(layout.queries));

@@ -30,6 +30,7 @@ enum class Role {
   wanted,         // bool: whether an output of rows is made and returned
   row_values,     // bool: whether to return an output [...] with one value a row
   column_values,  // bool: whether to return an output of the shape of the columns
+  head_sums,      // bool: whether to return an output [heads], of rows [..., heads, queries, columns]
   sm_margin,      // int: multiprocessors to leave free
   stream,         // stream handle, an object that has one, or None: the framework's current stream
 };
@@ -72,6 +73,7 @@ enum class Source {
   batch_stride,  // of a mask
   head_stride,
   query_stride,
+  row_partials,
 };
 
 struct FieldFill {
@@ -87,12 +89,13 @@ struct Stage {
   std::shared_ptr<Launcher> launcher;
   LaunchShape shape;  // but for the grid
   std::vector<FieldFill> fields;
-  int64_t columns_per_cta;  // of a launch behind the first, whose grid is over the columns and heads
+  int64_t columns_per_cta;  // of a launch behind the first, whose grid is over the columns and heads; or kOfHeads
 };
 
 // All that is fixed once the arguments' types and the hidden size are known. The first stage is over the rows.
 struct Plan {
   static constexpr int64_t kAnyGroups = INT32_MAX;
+  static constexpr int64_t kOfHeads = -1;  // a CTA for each head of rows [..., heads, queries, columns]
 
   std::vector<Stage> stages;
   int64_t rows_per_cta;
@@ -100,6 +103,7 @@ struct Plan {
   int64_t max_groups;       // of CTAs that share rows, in one grid; fewer than kAnyGroups take rows in turn
   int64_t workspace_bytes;  // per group, zeroed before the first launch
   int64_t partial_bytes;    // per group, from the first launch to the others
+  int64_t row_bytes;        // per row, likewise
   bool whole_heads;         // each group gets rows of the same heads again and again, and keeps what belongs to them
   int64_t multiprocessors;
 };

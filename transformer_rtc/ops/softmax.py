@@ -11,6 +11,7 @@ from ..spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, Kernel
 from .softmax_kernels import (
     BUCKETS,
     SoftmaxBackwardSpec,
+    SoftmaxFinishSpec,
     SoftmaxForwardSpec,
     configure,
     general_launches,
@@ -29,7 +30,12 @@ class _SoftmaxFamily:
     def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         _check(request)
         spec = _spec(request, limits)
-        return ((spec, spec.launch_rule),)
+        first = (spec, spec.launch_rule)
+        dsink = request.dtypes.get("dsink")
+        if dsink is None:
+            return (first,)
+        finish = SoftmaxFinishSpec(dsink)
+        return first, (finish, finish.launch_rule)
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
         _check(request)
@@ -44,7 +50,11 @@ class _SoftmaxFamily:
 
 def _check(request: Request) -> None:
     """Refuse what types and presence alone tell to be wrong."""
-    mask = request.dtypes.get("mask")
+    dtypes = request.dtypes
+    if dtypes.get("dsink") and not (dtypes["sink"] and dtypes["lse"]):
+        missing = "sink" if not dtypes["sink"] else "lse"
+        raise ArgumentError(f"{request.operator}: return_dsink needs sink and lse; {missing} is None")
+    mask = dtypes.get("mask")
     if "mask_keeps" in request.flags and (mask is None or mask in _FLOATS):
         given = "there is none" if mask is None else f"it is {mask.name}, and is added"
         raise ArgumentError(f"{request.operator}: mask_keeps needs a mask of bool or uint8; {given}")
@@ -59,7 +69,8 @@ def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | Softma
         dy, y = dtypes["dy"], dtypes["y"]
         assert dy is not None and y is not None
         config = configure(request.columns, (dy, y, out), limits)
-        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, config)
+        sink = dtypes["sink"] if dtypes["dsink"] else None
+        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sink, config)
     x = dtypes["x"]
     assert x is not None
     config = configure(request.columns, (x, out), limits)
@@ -109,8 +120,11 @@ def _backward_operator(name: str) -> Operator:
             Argument("y", "rows", _FLOATS),
             Argument("scale", "real"),
             *_CAUSAL,
+            Argument("sink", "head_values", _FLOATS, optional=True),
+            Argument("lse", "row_inputs", (FLOAT32,), optional=True),
             Argument("out", "rows_out", _FLOATS, like="y"),
             Argument("out_dtype", "dtype_out", _FLOATS, of=("out",)),
+            Argument("dsink", "head_sums", _FLOATS, like="sink"),
             Argument("stream", "stream"),
         ),
         BUCKETS,
@@ -263,13 +277,17 @@ def softmax_backward(
     scale: float = 1.0,
     causal: str | None = None,
     window: int | None = None,
+    sink: Any = None,
+    lse: Any = None,
     out: Any = None,
     out_dtype: Any = None,
+    return_dsink: bool | None = None,
     stream: Any = None,
 ) -> Any:
     """Return the gradient of `softmax` for x: ``dx = scale * y * (dy - sum(dy * y))``.
 
-    There is no mask: where y is 0, dx is 0, even if dy is NaN or infinite there.
+    There is no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. The gradient of a mask of floats is
+    that of x with a scale of 1, added up over what it was broadcast to.
 
     Parameters
     ----------
@@ -279,10 +297,15 @@ def softmax_backward(
         The forward call's.
     causal, window
         The forward call's: what they exclude is not read, and dx is 0 there.
+    sink, lse : array [heads] and array [...], float32, optional
+        The forward call's sink and the lse that it returned, for the sink's gradient.
     out : array like y, optional
         Where dx is written: dy or y itself, or an array that shares no element with them.
     out_dtype : data type, optional
         Of dx where `out` is not given: float32, float16 or bfloat16; y's by default.
+    return_dsink : bool
+        Whether to return the sink's gradient, ``-sum(exp(sink - lse) * sum(dy * y))`` over the batches and queries, in
+        an order that the shape fixes; by default whether a sink is given.
     stream : optional
         As `rms_norm` takes it.
 
@@ -290,6 +313,8 @@ def softmax_backward(
     -------
     dx : array [..., keys]
         Of dy's framework, or `out`.
+    dsink : array like sink
+        If `return_dsink`.
 
     Raises
     ------
@@ -299,7 +324,9 @@ def softmax_backward(
         If there is no way to run.
     """
     region = _region("softmax_backward", y, causal, window)
-    return _softmax_backward(dy, y, scale, *region, out, out_dtype, stream)
+    if return_dsink is None:
+        return_dsink = sink is not None
+    return _softmax_backward(dy, y, scale, *region, sink, lse, out, out_dtype, return_dsink, stream)
 
 
 def log_softmax_backward(
@@ -309,8 +336,11 @@ def log_softmax_backward(
     scale: float = 1.0,
     causal: str | None = None,
     window: int | None = None,
+    sink: Any = None,
+    lse: Any = None,
     out: Any = None,
     out_dtype: Any = None,
+    return_dsink: bool | None = None,
     stream: Any = None,
 ) -> Any:
     """Return the gradient of `log_softmax` for x: ``dx = scale * (dy - exp(y) * sum(dy))``.
@@ -319,13 +349,13 @@ def log_softmax_backward(
 
     Parameters
     ----------
-    dy, y, scale, causal, window, out, out_dtype, stream
+    dy, y, scale, causal, window, sink, lse, out, out_dtype, return_dsink, stream
         As `softmax_backward` takes them; y is what `log_softmax` returned.
 
     Returns
     -------
-    dx : array [..., keys]
-        Of dy's framework, or `out`.
+    dx, dsink
+        As `softmax_backward` returns them; dsink is ``-sum(exp(sink - lse) * sum(dy))``.
 
     Raises
     ------
@@ -335,4 +365,6 @@ def log_softmax_backward(
         If there is no way to run.
     """
     region = _region("log_softmax_backward", y, causal, window)
-    return _log_softmax_backward(dy, y, scale, *region, out, out_dtype, stream)
+    if return_dsink is None:
+        return_dsink = sink is not None
+    return _log_softmax_backward(dy, y, scale, *region, sink, lse, out, out_dtype, return_dsink, stream)

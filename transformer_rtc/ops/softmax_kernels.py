@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .. import _native
-from ..dispatch import LaunchRule, Request
+from ..dispatch import OF_HEADS, LaunchRule, Request
 from ..spec import BOOL, DeviceLimits, DType, Field, KernelSpec, Params
 from .programs import (
     GEOMETRY,
@@ -29,6 +29,7 @@ __all__ = [
     "BUCKETS",
     "SoftmaxBackwardSpec",
     "SoftmaxConfig",
+    "SoftmaxFinishSpec",
     "SoftmaxForwardSpec",
     "configure",
     "general_launches",
@@ -284,6 +285,8 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
         Of dy, y and dx.
     logarithm, causal : bool
         As `SoftmaxForwardSpec` has them.
+    sink : DType or None
+        Of the heads' sinks, where their gradient is asked for.
     config : SoftmaxConfig
         How a row is divided.
     """
@@ -293,6 +296,7 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
     output: DType
     logarithm: bool
     causal: bool
+    sink: DType | None
     config: SoftmaxConfig
 
     @property
@@ -302,31 +306,87 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
             parts.append(f"dy_{self.gradient.symbol}")
         if self.output is not self.input:
             parts.append(f"dx_{self.output.symbol}")
-        return "_".join((*parts, *present(causal=self.causal), self.config.symbol))
+        parts += present(causal=self.causal)
+        parts += [f"sink_{self.sink.symbol}"] if self.sink else []
+        return "_".join((*parts, self.config.symbol))
 
     @property
     def params(self) -> Params:
         return Params(
             (
-                *pointers("y", "dy", "dx"),
+                *pointers("y", "dy", "dx", *(("sink", "lse") if self.sink else ())),
+                *(_ROW_PARTIALS if self.sink else ()),
                 *(WORKSPACE if self.config.exchange == "grid" else ()),
                 *row_fields("y", "dy", "dx"),
                 *GEOMETRY,
                 *_COLUMNS,
                 *_SCALE,
-                *((*_QUERIES, *_CAUSAL) if self.causal else ()),
+                *(_QUERIES if self.causal or self.sink else ()),
+                *(_CAUSAL if self.causal else ()),
+                *(_MATRICES if self.sink else ()),
             )
         )
 
     @property
     def program(self) -> str:
-        types = {"Gradient": self.gradient, "Input": self.input, "Output": self.output}
-        flags = {"logarithm": self.logarithm, "causal": self.causal}
+        types = {
+            "Gradient": self.gradient,
+            "Input": self.input,
+            "Output": self.output,
+            "Sink": self.sink or self.input,
+        }
+        flags = {"logarithm": self.logarithm, "causal": self.causal, "has_dsink": self.sink is not None}
         return self._program("softmax_backward.cu", "softmax_backward", types, flags)
 
     @property
     def launch_rule(self) -> LaunchRule:
-        return self._rule(1)
+        return self._rule(1)._replace(row_bytes=_ROW_BYTES if self.sink else 0)
+
+
+# A row's part of its sink's gradient.
+_ROW_PARTIALS = (Field("row_partials", "pointer", "row_partials"),)
+_ROW_BYTES = 4
+_FINISH_FIELDS = (*_ROW_PARTIALS, Field("rows", "int64", "rows"), _QUERIES[0], _MATRICES[0])
+# trtc::finish_threads.
+_FINISH_RULE = LaunchRule(threads=256, columns_per_cta=OF_HEADS)
+
+
+@dataclass(frozen=True)
+class SoftmaxFinishSpec(KernelSpec):
+    """The backward's second launch: a head's rows are added up.
+
+    Attributes
+    ----------
+    dsink : DType
+        Of the sinks' gradient.
+    """
+
+    dsink: DType
+
+    @property
+    def symbol(self) -> str:
+        return f"softmax_backward_finish_{self.dsink.symbol}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return MINIMAL
+
+    @property
+    def params(self) -> Params:
+        return Params((*pointers("dsink"), *_FINISH_FIELDS))
+
+    @property
+    def program(self) -> str:
+        template = f"softmax_backward_finish<{self.dsink.text}>"
+        return (
+            '#include "softmax_backward.cu"\n\n'
+            f"{self.params.text('Params')}"
+            f"{entry(self.symbol, template, _FINISH_RULE.threads)}"
+        )
+
+    @property
+    def launch_rule(self) -> LaunchRule:
+        return _FINISH_RULE
 
 
 # ---- The general kernels ---------------------------------------------------------------------------------------------
@@ -352,16 +412,19 @@ _FORWARD = Params(
 )
 _BACKWARD = Params(
     (
-        *pointers("y", "dy", "dx"),
+        *pointers("y", "dy", "dx", "sink", "lse"),
+        *_ROW_PARTIALS,
         *row_fields("y", "dy", "dx"),
-        *dtypes("y", "dy", "dx"),
+        *dtypes("y", "dy", "dx", "sink"),
         *GEOMETRY,
         *_COLUMNS,
         *_SCALE,
         *_QUERIES,
         *_CAUSAL,
+        *_MATRICES,
     )
 )
+_FINISH = Params((*pointers("dsink"), *_FINISH_FIELDS, *dtypes("dsink")))
 
 
 def _kernels() -> dict[str, GeneralKernel]:
@@ -371,6 +434,7 @@ def _kernels() -> dict[str, GeneralKernel]:
             for direction, params in (("forward", _FORWARD), ("backward", _BACKWARD)):
                 template = f"softmax_{direction}_rows<{literal(logarithm)}, {threads}, {rows}>"
                 found[f"{name}_{direction}_{shape}"] = GeneralKernel(params, threads * rows, template)
+    found["softmax_backward_finish"] = GeneralKernel(_FINISH, _FINISH_RULE.threads, "softmax_backward_finish_heads")
     return found
 
 
@@ -393,4 +457,8 @@ def general_launches(request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     threads, rows = _SHAPES[shape]
     name = request.operator.removesuffix("_backward")
     direction = "backward" if request.operator.endswith("_backward") else "forward"
-    return ((f"{name}_{direction}_{shape}", LaunchRule(threads * rows, rows)),)
+    first = f"{name}_{direction}_{shape}"
+    if not request.dtypes.get("dsink"):
+        return ((first, LaunchRule(threads * rows, rows)),)
+    rule = LaunchRule(threads * rows, rows, row_bytes=_ROW_BYTES)
+    return (first, rule), ("softmax_backward_finish", _FINISH_RULE)
