@@ -467,6 +467,10 @@ def _trials() -> Iterator[Trial | Conversion]:
     yield Trial(
         _forward(rms, 17, 1024, f32, None, None, e4m3, scaling=DELAYED), _config(256, 1, 4, 1, stages=3, **shared)
     )
+    # More of the weight, and then of the row, than registers hold.
+    yield Trial(_forward(layer, 17, 2000, f32, f32, f32, f32), _config(64, 1, 4, 8, **turns))
+    yield Trial(_forward(layer_add, 17, 4000, bf16, bf16, bf16, bf16, residual=bf16), _config(64, 1, 8, 8, **turns))
+    yield Trial(_forward(add_layer, 9, 1016, bf16, bf16, bf16, bf16, residual=f32), _config(64, 1, 4, 1, 4, 3, **both))
     # Clusters and cooperative grids; three slots or more tell a row's sums while the one before is finished.
     for architecture, ways in ((90, cluster), (80, {})):
         for ctas, in_shared, stages in ((4, False, 0), (2, True, 0), (4, True, 2), (4, True, 3)):
