@@ -58,6 +58,7 @@ from transformer_rtc.spec import (  # noqa: E402
 
 # Seconds that a mutant may take for one trial, which takes less than two: it has a loop without an end.
 TIMEOUT = 40.0
+LAYOUTS = (rigs.ALIGNED, rigs.MISALIGNED, rigs.SECOND_MISALIGNED)
 
 # ---- Mutations -------------------------------------------------------------------------------------------------------
 
@@ -366,7 +367,7 @@ class Trial(NamedTuple):
                 rows[1, -1] = np.inf
                 rows[2, 0] = np.nan
             with np.errstate(all="ignore"):
-                rigs.hold([first] if checked else others, self.case, rng, (rigs.ALIGNED, rigs.MISALIGNED), given)
+                rigs.hold([first] if checked else others, self.case, rng, LAYOUTS, given)
 
 
 class Conversion(NamedTuple):
@@ -469,6 +470,7 @@ def _trials() -> Iterator[Trial | Conversion]:
     yield Trial(
         _forward(rms, 17, 1024, f32, None, None, e4m3, scaling=DELAYED), _config(256, 1, 4, 1, stages=3, **shared)
     )
+    yield Trial(_forward(add_rms, 300, 252, f32, f32, None, f16, residual=f32), _config(32, 8, 4, 2, **turns))
     # More of the weight, and then of the row, than registers hold.
     yield Trial(_forward(layer, 17, 2000, f32, f32, f32, f32), _config(64, 1, 4, 8, **turns))
     yield Trial(_forward(layer_add, 17, 4000, bf16, bf16, bf16, bf16, residual=bf16), _config(64, 1, 8, 8, **turns))

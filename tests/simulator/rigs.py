@@ -104,6 +104,7 @@ class Guarded:
 # Offsets in elements of arrays of rows, of columns and of outputs, and elements that pad their rows to a multiple.
 ALIGNED = (0, 0, 0, 16)
 MISALIGNED = (1, 3, 5, 1)
+SECOND_MISALIGNED = (0, 0, 16, 16)  # only the second output
 
 
 def _placed(case: Case, dtype: DType, layout: tuple[int, ...], offset: int) -> Guarded:
