@@ -334,7 +334,7 @@ class Trial(NamedTuple):
     architecture : int
         Whose branches are taken.
     eps : float
-        0: with rows of zeros, an infinity and a NaN. A row of zeros is also where each row has a scale.
+        0: with rows of zeros, an infinity, a NaN and a large mean. A row of zeros is also where each row has a scale.
     """
 
     case: Case
@@ -366,6 +366,7 @@ class Trial(NamedTuple):
             if self.eps == 0:
                 rows[1, -1] = np.inf
                 rows[2, 0] = np.nan
+                rows[3] = 1e4 + rng.standard_normal(self.case.hidden)
             with np.errstate(all="ignore"):
                 rigs.hold([first] if checked else others, self.case, rng, LAYOUTS, given)
 
