@@ -56,7 +56,7 @@ from transformer_rtc.spec import (  # noqa: E402
     TextSpec,
 )
 
-# Seconds that a mutant may take for one trial, which takes less than two: it has a loop without an end.
+# Seconds that a mutant may take for one trial, which takes a few: then it has a loop without an end.
 TIMEOUT = 40.0
 LAYOUTS = (rigs.ALIGNED, rigs.MISALIGNED, rigs.SECOND_MISALIGNED)
 
