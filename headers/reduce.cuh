@@ -50,8 +50,8 @@ struct GridWorkspace {
 };
 
 // Reduces values of a row over all threads of the row. Every thread of every CTA that takes part calls begin() once,
-// and then, for each row: reduce_in_cta() with each `Use` once, gather() or send() and receive(), and where `Repeats`
-// next_row(). A receive() may come one send() late.
+// and then, for each row, of which there is one at least: reduce_in_cta() with each `Use` once, gather() or send() and
+// receive(), and where `Repeats` next_row(). A receive() may come one send() late.
 //
 // Buffers are used in turn, so that one barrier a use or a gather is enough. Between CTAs there are as many as rows are
 // sent, or 2; 4 where receive() comes late by `lag` = 1: whoever sends the values of row i has received those of row
@@ -112,15 +112,6 @@ struct RowReduction {
   }
 
   TRTC_DEVICE void next_row() { ++row_number; }
-
-  // After the last row, if there may have been none.
-  TRTC_DEVICE void end() {
-#if TRTC_ARCHITECTURE >= 90
-    if constexpr (How == Exchange::cluster) {
-      if (sent == 0) cluster_wait();
-    }
-#endif
-  }
 
   // Over the threads of this CTA that share the row.
   template <class Operation, int Use, int Count>
