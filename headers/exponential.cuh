@@ -7,7 +7,7 @@ namespace trtc {
 
 TRTC_DEVICE float minus_infinity() { return float_from_bits(0xff800000u); }
 
-// e^x within 1.2 * 2^-24 of it, 0 where that is less than half of the smallest number, and infinity from 2^128 on: x =
+// e^x within 1.5 * 2^-24 of it, 0 where that is less than half of the smallest number, and infinity from 2^128 on: x =
 // n log(2) + r (Cody and Waite, "Software Manual for the Elementary Functions", 1980), and e^r by a polynomial of
 // degree 6 that was fitted for the least relative error.
 TRTC_DEVICE float exponential(float x) {

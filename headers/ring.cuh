@@ -34,6 +34,8 @@ struct RowRing {
   template <class Params>
   TRTC_DEVICE char* take(const Params& params, int64 first_row) {
     char* here = slots + slot * Config::slot_bytes;
+    // Others may still read the row whose slot is filled now.
+    if constexpr (ahead == 0 && Config::ragged) cta_barrier();
     if constexpr (ahead == 0) fetch(params, slot, first_row);
     wait_async<(ahead > 0 ? ahead - 1 : 0)>();
     // Others brought some of a ragged row; and they have done with the one whose slot is filled now.

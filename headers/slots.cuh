@@ -61,7 +61,7 @@ struct Slots {
       for (int i = 0; i < N; ++i) {
         const int at = column_of(k, i);
         rest.store_element(part + at, 0, at < columns);
-        rest.push_down();
+        rest.drop_first();
       }
     }
   }

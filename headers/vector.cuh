@@ -30,6 +30,7 @@ struct Vec {
   // From global memory: the first `count` elements (0 or less: none), and zeros. `aligned`: to `bytes`, or to 16 where
   // there are more; otherwise the address is aligned to an element.
   TRTC_DEVICE void load(const T* address, int count, bool aligned) {
+    static_assert(sizeof(T) > 1, "bytes are loaded by load_aligned() and load_element()");
     if constexpr (N == 1 && sizeof(T) == 2) {
       load_2<Space::global>(word[0], address, count > 0);
     } else if constexpr (N == 1) {
@@ -117,7 +118,7 @@ struct Vec {
   }
 
   // Moves every element down by one place.
-  TRTC_DEVICE void push_down() {
+  TRTC_DEVICE void drop_first() {
 #pragma unroll
     for (int i = 0; i < words; ++i) {
       const uint32 next = i + 1 < words ? word[i + 1] : 0;

@@ -51,7 +51,9 @@ struct SoftmaxRow {
         if constexpr (Config::causal) {
           out = out || !range.has(first + part.column_of(k, i));
         }
-        if constexpr (Config::has_mask && !Config::mask_is_added) {
+        if constexpr (Config::mask_is_added) {
+          out = out || mask_of[k].get(i) == minus_infinity();
+        } else if constexpr (Config::has_mask) {
           out = out || mask_of[k].is_set(i) != Config::mask_keeps;
         }
         if (out) element = minus_infinity();
@@ -68,7 +70,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
   constexpr int N = Config::vector;
   constexpr int steps = Config::steps;
   constexpr bool chunked = Config::chunked;
-  // What does not take part is zero even in a row of NaN.
+  // What is excluded, and -infinity beside it, is zero even in a row of NaN.
   constexpr bool excludes = Config::causal || Config::has_mask;
   constexpr bool again = Config::repeats || chunked;
   using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(), 2,
@@ -149,8 +151,10 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
       reduction.gather(gathered);
       const float most = reduce_lanes<Largest, Config::ctas_per_row>(gathered[0]);
       common = most == minus_infinity() ? 0.0f : most;
-      const float of_cta = gathered[0] == minus_infinity() ? 0.0f : gathered[0];
-      total = reduce_lanes<Sum, Config::ctas_per_row>(gathered[1] * exponential(of_cta - common));
+      // A CTA of which nothing takes part adds nothing, however small the others are.
+      const float of_cta =
+          gathered[0] == minus_infinity() ? gathered[1] : gathered[1] * exponential(gathered[0] - common);
+      total = reduce_lanes<Sum, Config::ctas_per_row>(of_cta);
     }
     if constexpr (Config::has_sink) {
       // One more term of the sum.
@@ -170,7 +174,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     }
     // From what a CTA's exponentials are about to what the row's are, over the sum: a factor, and what it is rounded
     // by.
-    const float correction = about - common;
+    const float correction = largest == minus_infinity() ? 0.0f : about - common;
     const float inverse = total == 0.0f ? 0.0f : divide(1.0f, total);
     const float inverse_rest = total == 0.0f ? 0.0f : fused_multiply_add(-total, inverse, 1.0f) * inverse;
     constexpr bool corrected = (Config::ctas_per_row > 1 || Config::has_sink) && !chunked;

@@ -50,7 +50,8 @@ TRTC_DEVICE void load_scaled(const Params& params, float (&v)[N], const AnyRow& 
   if (mask.added.present()) mask.added.load(added, column);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const bool in = takes_part(params, mask, range, column + i) && v[i] != minus_infinity();
+    const bool in =
+        takes_part(params, mask, range, column + i) && v[i] != minus_infinity() && added[i] != minus_infinity();
     v[i] = in ? fused_multiply_add(v[i], params.scale, added[i]) : minus_infinity();
   }
 }
@@ -66,13 +67,14 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
     // A row past the last takes part in the reductions with no columns.
     const bool exists = row < params.rows;
     const int columns = exists ? params.columns : 0;
-    const Range range = range_of<true>(params, row);
+    const Range range = params.causal != 0 ? range_of<true>(params, row) : range_of<false>(params, row);
     const AnyRow x = any_row(params.x, params.x_dtype,
                              row_offset(params, row, params.x_outer_stride, params.x_inner_stride), columns);
     const AnyRow out = any_row(params.out, params.out_dtype,
                                row_offset(params, row, params.out_outer_stride, params.out_inner_stride), columns);
     const AnyMask mask = any_mask(params, row, columns);
 
+    const bool excludes = params.mask != nullptr || params.causal != 0;
     float most[1] = {minus_infinity()};
     for (int column = thread * N; column < columns; column += Threads * N) {
       float v[N];
@@ -105,9 +107,8 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
       load_scaled(params, v, x, mask, range, column);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        // What does not take part is zero even in a row of NaN.
-        const bool masked = mask.added.present() && v[i] == minus_infinity();
-        const bool in = takes_part(params, mask, range, column + i) && !masked && total != 0.0f;
+        // What is excluded, and -infinity beside it, is zero even in a row of NaN.
+        const bool in = total != 0.0f && !(excludes && v[i] == minus_infinity());
         if constexpr (Logarithm) {
           v[i] = in ? (v[i] - about) - log_total : minus_infinity();
         } else {
@@ -130,7 +131,7 @@ TRTC_DEVICE void softmax_backward_rows(const Params& params) {
   for (int64 first_row = cta_index() * RowsPerCta; first_row < params.rows; first_row += ctas_in_grid() * RowsPerCta) {
     const int64 row = first_row + thread_index() / Threads;
     const int columns = row < params.rows ? params.columns : 0;
-    const Range range = range_of<true>(params, row);
+    const Range range = params.causal != 0 ? range_of<true>(params, row) : range_of<false>(params, row);
     const AnyRow y = any_row(params.y, params.y_dtype,
                              row_offset(params, row, params.y_outer_stride, params.y_inner_stride), columns);
     const AnyRow dy = any_row(params.dy, params.dy_dtype,

@@ -238,6 +238,14 @@ class Index:
         return 3
 
 
+@pytest.mark.parametrize("shape", [(1 << 32, 1), (2, 1 << 32, 3, 1)])
+def test_more_rows_than_a_number_of_32_bits_has(shape):
+    # Where rows are not told apart by their query, nothing is divided by how many there are.
+    recorder = Recorder(rows_per_cta=64)
+    recorder(x=view(shape))
+    assert recorder.launches[0].grid == (math.prod(shape) // 64, 1, 1)
+
+
 @pytest.mark.parametrize("margin", [3, np.int64(3), Index()])
 def test_whatever_is_an_index_is_a_margin(margin):
     recorder = Recorder(max_groups=264)

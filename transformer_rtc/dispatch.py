@@ -64,7 +64,8 @@ class Argument(NamedTuple):
         shape of the columns; ``"head_sums"``, whether to return an array [heads], of rows [..., heads, queries,
         columns]. What is said of outputs: ``"dtype_out"``, their data type; ``"wanted"``, whether they are
         made and returned. Others: ``"real"``, a float; ``"integer"``, an int of 32 bits; ``"flag"``, whether a kernel
-        is one of its kind; ``"sm_margin"``, how many multiprocessors to leave free; ``"stream"``.
+        is one of its kind; ``"square"``, whether there must be as many queries as columns; ``"sm_margin"``, how many
+        multiprocessors to leave free; ``"stream"``.
     dtypes : tuple of DType
         What an array may hold; of ``"row_values"``, the one it holds.
     optional : bool
@@ -83,7 +84,7 @@ class Argument(NamedTuple):
     of: tuple[str, ...] = ()
 
 
-_NO_ARRAYS = ("real", "integer", "flag", "dtype_out", "wanted", "sm_margin", "stream")
+_NO_ARRAYS = ("real", "integer", "flag", "square", "dtype_out", "wanted", "sm_margin", "stream")
 
 
 def native_arguments(
@@ -197,7 +198,8 @@ class StaticKernel(NamedTuple):
 class Family(Protocol):
     """What a family of operators provides: pure functions of a request and a device's limits.
 
-    A call may take several launches, one after the other: the first is over the rows, and others over the columns.
+    A call may take several launches, one after the other: the first is over the rows, and others over the columns or
+    the heads.
     """
 
     name: str

@@ -16,7 +16,7 @@ from rigs import ALIGNED, MISALIGNED, SECOND_MISALIGNED, assert_same_bits, bits,
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, using
 from transformer_rtc.ops.norm_configurations import NormConfig
-from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -231,6 +231,15 @@ def test_heads_of_rows_that_several_ctas_share(operator, clusters, rng):
     case = (backward_case if back else forward_case)(operator, 7 * 5, 2000, FLOAT32, heads=5, rstd=False, mean=False)
     with divided(operator, 2000, IN_CLUSTER if clusters else IN_GRID):
         hold(devices(90, seeds=(), multiprocessors=4), case, rng)
+
+
+@pytest.mark.parametrize(("architecture", "hidden"), [(89, 14015), (120, 50051)])
+def test_ragged_rows_through_one_slot_are_read_before_the_next_comes(architecture, hidden, rng):
+    # Without dx no output is put together, whose barrier would order them.
+    case = backward_case("rms_norm_backward", 30, hidden, BFLOAT16, out=None, dbias=None, rstd=True)
+    spec, _ = case.specialise(ARCHITECTURES[architecture])
+    assert spec.config.stages == 1 and spec.config.ragged(hidden)
+    hold(devices(architecture, seeds=(), multiprocessors=2), case, rng)
 
 
 # ---- Rows of large numbers, of equal ones, and of zeros ------------------------------------------------------------

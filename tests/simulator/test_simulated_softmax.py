@@ -292,6 +292,55 @@ def test_no_gradient_where_nothing_took_part(static, rng):
             assert (dx[mask] == 0).all() and np.isfinite(dx).all()
 
 
+@pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
+def test_small_numbers_beside_parts_of_nothing(static, rng):
+    # exp(88.8) is infinite: a CTA of which nothing takes part must not be weighed against the others.
+    for architecture, size, columns in itertools.product((90, 80), (-200.0, -1000.0), (8, 40_000, 300_000)):
+        x = np.full((1, 1, columns), -np.inf, np.float32)
+        x[..., :5] = size + rng.standard_normal(5)
+        with using(simulated(architecture, static=static, checked=False, multiprocessors=16)):
+            for sink in (None, np.array([-150.0], np.float32)):
+                if sink is not None:
+                    x, given = x.reshape(1, 1, 1, columns), {"sink": sink}
+                else:
+                    given = {}
+                found = expected.forward(x, sink=sink)
+                y, lse = softmax(x, return_lse=True, **given)
+                assert_within(y, found["y"], FLOAT32)
+                assert_within(lse, found["lse"], FLOAT32, "lse")
+                assert_within(log_softmax(x, **given), found["log_y"], FLOAT32, "log_y")
+
+
+@BOTH
+def test_a_sink_below_a_row_of_nothing(static):
+    x = np.full((2, 1, 8), -np.inf, np.float32)
+    with using(simulated(static=static)):
+        y, lse = softmax(x[None], sink=np.array([-200, 90], np.float32), return_lse=True)
+    assert (y == 0).all()
+    np.testing.assert_array_equal(lse, [[[-200], [90]]])
+
+
+@BOTH
+def test_what_a_mask_of_floats_excludes_may_be_anything(static):
+    x = np.zeros((1, 1, 10), np.float32)
+    x[..., 7:] = np.nan, np.inf, -np.inf
+    mask = np.zeros((1, 10), np.float32)
+    mask[:, 7:] = -np.inf
+    with using(simulated(static=static)):
+        np.testing.assert_allclose(softmax(x, mask=mask)[0, 0], [1 / 7] * 7 + [0] * 3, 1e-6)
+
+
+@BOTH
+def test_minus_infinity_in_a_row_of_nan(static):
+    # As torch has it where nothing is excluded; zero beside what is.
+    x = np.array([[np.nan, -np.inf, 0, 1]], np.float32)
+    with using(simulated(static=static)):
+        assert np.isnan(softmax(x)).all() and np.isnan(log_softmax(x)).all()
+        for mask in (np.zeros(4, bool), np.zeros(4, np.float32)):
+            np.testing.assert_array_equal(softmax(x, mask=mask), [[np.nan, 0, np.nan, np.nan]])
+            np.testing.assert_array_equal(log_softmax(x, mask=mask), [[np.nan, -np.inf, np.nan, np.nan]])
+
+
 # ---- Keys and arguments ----------------------------------------------------------------------------------------------
 
 
@@ -344,7 +393,7 @@ def test_a_function_passes_each_argument_on_in_its_place(name, monkeypatch):
         **returned,
         "dsink": "the return_dsink",
         "causal": True,
-        "diagonal": 1,
+        "upper_triangular": False,
         "window": 5,
         "mask_keeps": True,
         "x": x,
@@ -360,7 +409,7 @@ REFUSED = {
     "an unknown mode": ({"causal": "lower"}, "causal must be 'upper_triangular', 'aligned' or None; it is 'lower'"),
     "more keys": (
         {"causal": "upper_triangular"},
-        "causal='upper_triangular' takes as many queries as keys; there are 4",
+        r"upper_triangular needs as many queries as keys; the shape of x is \(2, 3, 4, 8\)",
     ),
     "a window without a mode": ({"window": 3}, "window needs a causal mode; it is 3 and causal is None"),
     "a window of none": ({"causal": "aligned", "window": 0}, "window must be a number of keys of at least 1; it is 0"),
@@ -418,11 +467,12 @@ def test_a_sink_s_gradient_needs_the_sink_and_lse():
     assert dx.shape == none.shape and (dsink == 0).all()
 
 
-def test_a_causal_mode_needs_queries():
-    with pytest.raises(
-        ArgumentError, match=r"^softmax: aligned softmax takes \[..., queries, keys\]; the shape is \(8,\)"
-    ):
-        softmax(np.zeros(8, np.float32), causal="aligned")
+def test_a_row_alone_is_the_last_query(rng):
+    x = expected.drawn(rng, (1, 40), FLOAT32)
+    with using(simulated()):
+        np.testing.assert_array_equal(softmax(x[0], causal="aligned"), softmax(x)[0])
+        y = softmax(x[0], causal="aligned", window=np.int64(7))
+    assert (y[:-7] == 0).all() and (y[-7:] > 0).all()
 
 
 def test_a_mask_whose_batches_have_two_strides_is_refused():

@@ -292,6 +292,7 @@ PYBIND11_MODULE(_native, module) {
       .value("REAL", Role::real)
       .value("INTEGER", Role::integer)
       .value("FLAG", Role::flag)
+      .value("SQUARE", Role::square)
       .value("ROWS_OUT", Role::rows_out)
       .value("DTYPE_OUT", Role::dtype_out)
       .value("WANTED", Role::wanted)
@@ -328,7 +329,8 @@ PYBIND11_MODULE(_native, module) {
       .value("BATCH_STRIDE", Source::batch_stride)
       .value("HEAD_STRIDE", Source::head_stride)
       .value("QUERY_STRIDE", Source::query_stride)
-      .value("ROW_PARTIALS", Source::row_partials);
+      .value("ROW_PARTIALS", Source::row_partials)
+      .value("DIAGONAL", Source::diagonal);
 
   py::class_<Stage>(module, "Stage")
       .def(py::init([](std::shared_ptr<Launcher> launcher, std::array<unsigned, 3> block,
@@ -346,20 +348,21 @@ PYBIND11_MODULE(_native, module) {
         return stage;
       }));
   py::class_<Plan> plan(module, "Plan");
-  plan.def(py::init([](std::vector<Stage> stages, int64_t rows_per_cta, int64_t ctas_per_row, int64_t max_groups,
-                       int64_t workspace_bytes, int64_t partial_bytes, bool whole_heads, int64_t multiprocessors,
-                       int64_t row_bytes) {
-             for (size_t i = 0; i < stages.size(); ++i) {
-               if ((stages[i].columns_per_cta != 0) != (i > 0)) {
-                 throw std::invalid_argument("a plan's first launch is over rows, and the others are over columns");
-               }
-             }
-             return Plan{std::move(stages), rows_per_cta, ctas_per_row, max_groups,     workspace_bytes,
-                         partial_bytes,     row_bytes,    whole_heads,  multiprocessors};
-           }),
-           py::arg("stages"), py::arg("rows_per_cta"), py::arg("ctas_per_row"), py::arg("max_groups"),
-           py::arg("workspace_bytes"), py::arg("partial_bytes"), py::arg("whole_heads"), py::arg("multiprocessors"),
-           py::arg("row_bytes") = 0);
+  plan.def(
+      py::init([](std::vector<Stage> stages, int64_t rows_per_cta, int64_t ctas_per_row, int64_t max_groups,
+                  int64_t workspace_bytes, int64_t partial_bytes, bool whole_heads, int64_t multiprocessors,
+                  int64_t row_bytes) {
+        for (size_t i = 0; i < stages.size(); ++i) {
+          if ((stages[i].columns_per_cta != 0) != (i > 0)) {
+            throw std::invalid_argument("a plan's first launch is over rows, and the others are over columns or heads");
+          }
+        }
+        return Plan{std::move(stages), rows_per_cta, ctas_per_row, max_groups,     workspace_bytes,
+                    partial_bytes,     row_bytes,    whole_heads,  multiprocessors};
+      }),
+      py::arg("stages"), py::arg("rows_per_cta"), py::arg("ctas_per_row"), py::arg("max_groups"),
+      py::arg("workspace_bytes"), py::arg("partial_bytes"), py::arg("whole_heads"), py::arg("multiprocessors"),
+      py::arg("row_bytes") = 0);
   plan.attr("ANY_GROUPS") = Plan::kAnyGroups;
   plan.attr("OF_HEADS") = Plan::kOfHeads;
 

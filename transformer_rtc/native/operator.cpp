@@ -18,6 +18,7 @@ bool is_array(Role role) {
     case Role::real:
     case Role::integer:
     case Role::flag:
+    case Role::square:
     case Role::dtype_out:
     case Role::wanted:
     case Role::sm_margin:
@@ -71,7 +72,10 @@ bool truth(PyObject* value) {
 
 int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
-Divisor divide_by_count(int64_t count) { return count > 1 ? divide_by(static_cast<uint32_t>(count)) : Divisor{}; }
+// Of what is divided by, only: where rows are told apart they are fewer than 2^31.
+Divisor divide_by_count(int64_t count) {
+  return count > 1 && count <= INT32_MAX ? divide_by(static_cast<uint32_t>(count)) : Divisor{};
+}
 
 }  // namespace
 
@@ -138,6 +142,12 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* 
   if (arguments_.empty() || arguments_[0].role != Role::rows || arguments_[0].optional || arrays_.size() > kMaxArrays) {
     throw std::invalid_argument("an operator's first argument is an array of rows, and it has at most " +
                                 std::to_string(kMaxArrays) + " arrays");
+  }
+  const auto count = [&](Role role) {
+    return std::count_if(arguments_.begin(), arguments_.end(), [&](const Argument& one) { return one.role == role; });
+  };
+  if (count(Role::flag) > kMaxFlags || count(Role::real) > kMaxArrays || count(Role::integer) > kMaxArrays) {
+    throw std::invalid_argument("too many arguments that are no arrays");
   }
   if (!buckets_.empty() && (!std::is_sorted(buckets_.begin(), buckets_.end()) || buckets_.back() != kMostColumns)) {
     throw std::invalid_argument("buckets ascend to the largest number of columns");
@@ -243,6 +253,9 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
       }
       case Role::flag:
         call.flags |= static_cast<uint32_t>(truth(value)) << flag++;
+        break;
+      case Role::square:
+        call.square = truth(value);
         break;
       case Role::sm_margin:
         // Beyond 2^63 - 1 it is that: more than any device has.
@@ -421,8 +434,7 @@ void Operator::check_view(const Array& array, const View& view, const View& firs
                        "; it has " + view.shape_text());
     }
   } else if (array.role == Role::head_values) {
-    const View of_heads{nullptr, 1, first.shape + first.ndim - 3};
-    if (first.ndim < 3 || !view.same_shape(of_heads)) {
+    if (first.ndim < 3 || view.ndim != 1 || view.shape[0] != first.shape[first.ndim - 3]) {
       refuse(name, "must have one element for each head of " + first_name +
                        " [..., heads, queries, keys], whose shape is " + first.shape_text() + "; it has " +
                        view.shape_text());
@@ -523,6 +535,11 @@ Operator::Layout Operator::check(Call& call) const {
   }
   if (first.ndim >= 2) layout.queries = first.shape[first.ndim - 2];
   if (first.ndim >= 3) layout.matrix_heads = first.shape[first.ndim - 3];
+  for (const Argument& argument : arguments_) {
+    if (argument.role == Role::square && call.square && layout.queries != columns) {
+      refuse(argument.name, "needs as many queries as keys; the shape of " + first_name + " is " + first.shape_text());
+    }
+  }
   bool by_query = call.flags != 0;
   for (size_t i = 0; i < arrays_.size(); ++i) {
     by_query |= call.objects[i] != nullptr && (arrays_[i].role == Role::mask || arrays_[i].role == Role::head_values);
@@ -703,11 +720,13 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
   if (zeroed_bytes > 0) plan.stages[0].launcher->zero(workspace, zeroed_bytes, stream);
 
   std::vector<Memory> memory;
+  size_t written_first = 0;  // from this entry on, by the first launch
   if (plan.stages[0].launcher->asks_for_memory()) {
     static const std::string workspace_name = "the workspace", partials_name = "the partial sums",
                              rows_name = "the rows' parts";
     memory = this->memory(call, layout);
     if (zeroed_bytes > 0) memory.push_back({&workspace_name, workspace, 1, zeroed_bytes, 1, 0, 1, 0, true, true});
+    written_first = memory.size();
     if (plan.partial_bytes > 0) {
       memory.push_back(
           {&partials_name, workspace + partials_at, 4, plan.partial_bytes * groups / 4, 1, 0, 1, 0, true, false});
@@ -732,8 +751,8 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
         const int64_t ctas = (geometry.columns + stage.columns_per_cta - 1) / stage.columns_per_cta;
         shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(layout.heads), 1};
       }
-      // The first launch wrote the sums, which are the last entry.
-      if (!memory.empty() && plan.partial_bytes + plan.row_bytes > 0) memory.back().initialised = true;
+      // The first launch wrote them.
+      for (size_t i = written_first; i < memory.size(); ++i) memory[i].initialised = true;
     }
     alignas(16) char params[kMaxParameterBytes] = {};
     for (const FieldFill& field : stage.fields) {
@@ -792,6 +811,9 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
           break;
         case Source::partials:
           put(params, field.offset, workspace + partials_at);
+          break;
+        case Source::diagonal:
+          put(params, field.offset, static_cast<int32_t>(geometry.columns - layout.queries));
           break;
         case Source::row_partials:
           put(params, field.offset, workspace + rows_at);

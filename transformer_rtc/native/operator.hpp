@@ -25,6 +25,7 @@ enum class Role {
   real,           // float
   integer,        // int of 32 bits
   flag,           // bool: which kernels there are
+  square,         // bool: whether there must be as many queries as columns
   rows_out,       // output array [..., columns], allocated where None
   dtype_out,      // data type of outputs, or None: that of the arrays they are like
   wanted,         // bool: whether an output of rows is made and returned
@@ -74,6 +75,7 @@ enum class Source {
   head_stride,
   query_stride,
   row_partials,
+  diagonal,  // how many columns there are more than queries
 };
 
 struct FieldFill {
@@ -83,6 +85,7 @@ struct FieldFill {
 };
 
 constexpr int kMaxParameterBytes = 512;
+constexpr int kMaxFlags = 16;
 
 // One launch of a plan.
 struct Stage {
@@ -117,6 +120,7 @@ struct Call {
   double reals[kMaxArrays] = {};
   int32_t integers[kMaxArrays] = {};
   uint32_t flags = 0;  // a bit for each, in their order
+  bool square = false;
   int64_t sm_margin = 0;
   int implementation = 0;
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 from .. import _native
@@ -88,7 +89,7 @@ def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | Softma
 
 
 _FAMILY = _SoftmaxFamily()
-_CAUSAL = (Argument("causal", "flag"), Argument("diagonal", "integer"), Argument("window", "integer"))
+_CAUSAL = (Argument("causal", "flag"), Argument("upper_triangular", "square"), Argument("window", "integer"))
 
 
 def _forward_operator(name: str) -> Operator:
@@ -136,32 +137,24 @@ _log_softmax = _forward_operator("log_softmax").call
 _softmax_backward = _backward_operator("softmax_backward").call
 _log_softmax_backward = _backward_operator("log_softmax_backward").call
 
-# Past every column: nothing is excluded.
-_ALL_COLUMNS = _native.MOST_COLUMNS
 
-
-def _region(name: str, x: Any, causal: str | None, window: int | None) -> tuple[bool, int, int]:
-    """Return whether there is a causal mode, how far behind its own number a query's last key is, and the window."""
+def _region(name: str, causal: str | None, window: int | None) -> tuple[bool, bool, int]:
+    """Return whether there is a causal mode, whether it is that of a square, and the window; 0: none."""
     if causal is None:
         if window is not None:
             raise ArgumentError(f"{name}: window needs a causal mode; it is {window!r} and causal is None")
-        return False, _ALL_COLUMNS, 0
+        return False, False, 0
     if causal not in ("upper_triangular", "aligned"):
         raise ArgumentError(f"{name}: causal must be 'upper_triangular', 'aligned' or None; it is {causal!r}")
-    shape = tuple(getattr(x, "shape", ()))
-    if len(shape) < 2:
-        raise ArgumentError(f"{name}: {causal} softmax takes [..., queries, keys]; the shape is {shape}")
-    queries, keys = shape[-2:]
-    if causal == "upper_triangular" and queries != keys:
-        raise ArgumentError(
-            f"{name}: causal='upper_triangular' takes as many queries as keys; there are {queries} and {keys}: "
-            f"'aligned' has the last query see the last key"
-        )
-    if window is None:
-        return True, keys - queries, 0
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ArgumentError(f"{name}: window must be a number of keys of at least 1; it is {window!r}")
-    return True, keys - queries, min(window, _ALL_COLUMNS)
+    if window is not None:
+        try:
+            keys = 0 if isinstance(window, bool) else index(window)
+        except TypeError:
+            keys = 0
+        if keys < 1:
+            raise ArgumentError(f"{name}: window must be a number of keys of at least 1; it is {window!r}")
+        window = min(keys, _native.MOST_COLUMNS)
+    return True, causal == "upper_triangular", window or 0
 
 
 def softmax(
@@ -181,14 +174,16 @@ def softmax(
     """Return the softmax of each row: ``y = exp(v - max(v)) / sum(exp(v - max(v)))`` with ``v = scale * x``.
 
     Over the last dimension. Arithmetic is in float32, v is rounded to it, and y is rounded once. What does not take
-    part has v = -inf: y is 0 there. A row of which nothing takes part becomes zeros. A row's bits do not depend on how
+    part has v = -inf: y is 0 there. A row of which nothing takes part becomes zeros. What a mask or a causal mode
+    excludes is 0 even in a row that is NaN otherwise. A row's bits do not depend on how
     many rows there are, nor on where they lie. One kernel serves all lengths of a bucket (64, 256, 512, 1024, ...
     keys): a new length compiles nothing.
 
     Parameters
     ----------
     x : array [..., keys] or [..., heads, queries, keys], float32, float16 or bfloat16
-        As `rms_norm` takes it. -inf does not take part; a row with NaN or +inf becomes NaN.
+        As `rms_norm` takes it. -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite
+        v above all others, becomes NaN.
     scale : float
         What x is multiplied by, in float32, before the maximum.
     mask : array of bool, uint8, float32, float16 or bfloat16, optional
@@ -198,8 +193,9 @@ def softmax(
     mask_keeps : bool
         Whether a mask of bool or uint8 says which elements take part, as torch's scaled_dot_product_attention has it.
     causal : {"upper_triangular", "aligned"}, optional
-        Which keys a query sees: as many as its own number, for as many queries as keys; or so that the last query
-        sees the last key (query i sees keys up to i + keys - queries). The others are not read, and y is 0 there.
+        Which keys a query of x [..., queries, keys] sees: as many as its own number, for as many queries as keys; or so
+        that the last query sees the last key (query i sees keys up to i + keys - queries). The others are not read, and
+        y is 0 there.
     window : int, optional
         Of the keys that a causal mode leaves, only the last so many.
     sink : array [heads], float32, float16 or bfloat16, optional
@@ -227,7 +223,7 @@ def softmax(
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    region = _region("softmax", x, causal, window)
+    region = _region("softmax", causal, window)
     return _softmax(x, scale, mask, mask_keeps, sink, *region, out, out_dtype, return_lse, stream)
 
 
@@ -247,7 +243,8 @@ def log_softmax(
 ) -> Any:
     """Return the logarithm of the softmax of each row: ``y = v - log(sum(exp(v)))`` with ``v = scale * x``.
 
-    As `softmax` does it; y is -inf where softmax is 0 because something does not take part.
+    As `softmax` does it; y is -inf where something does not take part. In float16, so is what is below -65504, and the
+    backward takes it for the same.
 
     Parameters
     ----------
@@ -266,7 +263,7 @@ def log_softmax(
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    region = _region("log_softmax", x, causal, window)
+    region = _region("log_softmax", causal, window)
     return _log_softmax(x, scale, mask, mask_keeps, sink, *region, out, out_dtype, return_lse, stream)
 
 
@@ -323,7 +320,7 @@ def softmax_backward(
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    region = _region("softmax_backward", y, causal, window)
+    region = _region("softmax_backward", causal, window)
     if return_dsink is None:
         return_dsink = sink is not None
     return _softmax_backward(dy, y, scale, *region, sink, lse, out, out_dtype, return_dsink, stream)
@@ -364,7 +361,7 @@ def log_softmax_backward(
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    region = _region("log_softmax_backward", y, causal, window)
+    region = _region("log_softmax_backward", causal, window)
     if return_dsink is None:
         return_dsink = sink is not None
     return _log_softmax_backward(dy, y, scale, *region, sink, lse, out, out_dtype, return_dsink, stream)

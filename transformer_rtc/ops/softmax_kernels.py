@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .. import _native
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # Rows of up to so many columns have the same kernel: a length is no part of a key.
-BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072, 524288, _native.MOST_COLUMNS)
+BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072, 262144, _native.MOST_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,9 @@ def configure(columns: int, rows: Sequence[DType], limits: DeviceLimits) -> Soft
     vector = 16 // max(dtype.bytes for dtype in rows)
     clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
     most = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
-    for several in (True,) if clusters else (False, True):
-        for line in _TABLE:
-            if columns <= line.vectors * vector and line.ctas <= (most if several else 1):
-                config = SoftmaxConfig(line.threads, line.rows, vector, line.steps, line.ctas)
-                return config if line.ctas == 1 else replace(config, clusters=clusters)
+    for line in _TABLE:
+        if columns <= line.vectors * vector and line.ctas <= most:
+            return SoftmaxConfig(line.threads, line.rows, vector, line.steps, line.ctas, clusters and line.ctas > 1)
     # Half of what a thread could hold: what two passes need beside it spills else.
     return SoftmaxConfig(1024, 1, vector, 2, most, clusters and most > 1, chunked=True)
 
@@ -395,6 +393,7 @@ class SoftmaxFinishSpec(KernelSpec):
 _NARROW = 1024
 # Threads of a row, and rows of a CTA.
 _SHAPES = {"narrow": (32, 8), "wide": (512, 1)}
+_IS_CAUSAL = Field("causal", "int32", "causal")
 _FORWARD = Params(
     (
         *pointers("x", "out", "mask", "sink", "lse"),
@@ -408,6 +407,7 @@ _FORWARD = Params(
         *_MATRICES,
         *_MASK,
         Field("mask_keeps", "int32", "mask_keeps"),
+        _IS_CAUSAL,
     )
 )
 _BACKWARD = Params(
@@ -422,6 +422,7 @@ _BACKWARD = Params(
         *_QUERIES,
         *_CAUSAL,
         *_MATRICES,
+        _IS_CAUSAL,
     )
 )
 _FINISH = Params((*pointers("dsink"), *_FINISH_FIELDS, *dtypes("dsink")))
