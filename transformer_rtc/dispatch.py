@@ -16,6 +16,7 @@ from .errors import (
     LaunchError,
     SettingsError,
     StaticKernelError,
+    UnexpectedCompileError,
 )
 from .launch import Kernel, LaunchConfig, device_limits
 from .manager import Device, manager
@@ -114,6 +115,15 @@ class Request(NamedTuple):
     columns: int
     per_head: bool
     margin: bool
+
+
+# Told of what each new plan asks for, and of the most CTAs that may share one of its rows.
+observers: list[Callable[[Request, int], None]] = []
+
+
+def _observe(request: Request, limits: DeviceLimits) -> None:
+    for observe in observers:
+        observe(request, limits.max_ctas_per_row)
 
 
 class LaunchRule(NamedTuple):
@@ -248,16 +258,25 @@ class Operator:
         on: Device = simulated or device
         if simulated.static if simulated else implementation == _STATIC:
             program = self.family.static_program
+            entries = self.family.static(request)
+            _observe(request, simulated.limits if simulated else device_limits(device))
             return self._native_plan(
                 [
                     (manager.get_static(self.family.name, entry.symbol, entry.params, on, program), entry.params, rule)
-                    for entry, rule in self.family.static(request)
+                    for entry, rule in entries
                 ]
             )
         limits = simulated.limits if simulated else device_limits(device)
         while True:
             stages = self.family.specialise(request, limits)
-            kernels = [(manager.get(spec, on), spec.params, rule) for spec, rule in stages]
+            _observe(request, limits)
+            try:
+                kernels = [(manager.get(spec, on), spec.params, rule) for spec, rule in stages]
+            except UnexpectedCompileError as error:
+                from .manifest import ManifestEntry, line
+
+                asked = line(ManifestEntry(request, limits.max_ctas_per_row))
+                raise UnexpectedCompileError(error.what, error.symbol, error.target, error.key, asked) from None
             try:
                 return self._native_plan(kernels)
             except LaunchError:
