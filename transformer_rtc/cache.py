@@ -24,6 +24,7 @@ __all__ = ["DiskCache", "Entry", "digest", "encode_entry", "parse_entry"]
 
 _FORMAT = b"transformer_rtc cache entry 2\n"
 _ENTRY_NAME = re.compile(r".+\.[0-9a-f]{24}")
+_KEY = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY_NAME = re.compile(r".+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp")
 # Lock files are never deleted, or two processes could hold "the" lock; so they are few: one for these digits of a key.
 _LOCK_DIGITS = 3
@@ -60,7 +61,7 @@ def parse_entry(data: bytes) -> tuple[dict[str, Any], bytes] | None:
     header, _, payload = content.partition(b"\n")
     try:
         about = json.loads(header)
-        whole = isinstance(about["stem"], str) and isinstance(about["key"], str) and about["bytes"] == len(payload)
+        whole = isinstance(about["stem"], str) and _KEY.fullmatch(about["key"]) and about["bytes"] == len(payload)
     except (ValueError, KeyError, TypeError):
         return None
     return (about, payload) if whole else None
@@ -355,6 +356,47 @@ class DiskCache:
                 os.unlink(beside)
             raise
 
+    def add(self, data: bytes) -> tuple[str, bool]:
+        """Put an entry's file as another cache has it; return its name, and whether it was not there.
+
+        Raises
+        ------
+        ValueError
+            If it is no entry, or a damaged one.
+        OSError
+            If it cannot be written.
+        """
+        parsed = parse_entry(data)
+        if parsed is None:
+            raise ValueError("this is no entry of a cache")
+        stem, key = parsed[0]["stem"], parsed[0]["key"]
+        name = _name(stem, key)
+        reason = self.refusal()
+        if self._own is None or reason:
+            raise PermissionError(errno.EACCES, reason or "there is no folder", self.folder or "")
+        if self.get(stem, key) is not None:
+            return name, False
+        _make_folders(self._own.path)
+        self._write(name, data)
+        return name, True
+
+    def refusal(self) -> str | None:
+        """Return why the folder is not used, as others could have put there what would run; None: they could not."""
+        try:
+            return _distrust(os.stat(self.folder)) if self.folder is not None else None
+        except OSError:
+            return None
+
+    def names(self) -> list[str]:
+        """Return the names of the entries' files."""
+        return sorted(name for _, _, name in self._files(_ENTRY_NAME))
+
+    def read(self, name: str) -> bytes | None:
+        """Return an entry's file; None where there is none, it is damaged, or it lies under another's name."""
+        read = self._own.read(name) if self._own else None
+        parsed = parse_entry(read[0]) if read else None
+        return read[0] if read and parsed and _name(parsed[0]["stem"], parsed[0]["key"]) == name else None
+
     def _files(self, pattern: re.Pattern[str]) -> list[tuple[float, int, str]]:
         """Return when each file was last used, its bytes and its name; the oldest first."""
         found = []
@@ -379,10 +421,9 @@ class DiskCache:
         """Return every entry by its name, checked."""
         found = []
         for used, size, name in self._files(_ENTRY_NAME):
-            read = self._own.read(name) if self._own else None
-            parsed = parse_entry(read[0]) if read else None
-            about = parsed[0] if parsed and _name(parsed[0]["stem"], parsed[0]["key"]) == name else None
-            found.append(Entry(name, size, used, about))
+            data = self.read(name)
+            parsed = parse_entry(data) if data else None
+            found.append(Entry(name, size, used, parsed[0] if parsed else None))
         return sorted(found, key=lambda entry: entry.name)
 
     def remove(self, name: str) -> bool:

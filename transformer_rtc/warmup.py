@@ -17,7 +17,7 @@ from .manager import KernelManager, manager
 from .manifest import ManifestEntry
 from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target
 
-__all__ = ["WarmupRecord", "warmup"]
+__all__ = ["WarmupRecord", "argument_names", "warmup"]
 
 # Public functions that call another one's operator, and which of its arrays they give it.
 _FORMS: dict[str, tuple[str, dict[str, bool]]] = {
@@ -67,6 +67,11 @@ def _names(operator: str) -> dict[str, Argument]:
         elif argument.role not in ("rows_out", "real", "sm_margin", "stream"):
             found[argument.name] = argument
     return found
+
+
+def argument_names() -> set[str]:
+    """Return the names of all arguments that a warm-up takes for some operator."""
+    return {name for operator in operators() for name in _names(operator)}
 
 
 def _request(
