@@ -13,7 +13,7 @@ import pytest
 from test_manager import run_python
 from test_packs import CUBIN
 
-from transformer_rtc import cli, compiler, info
+from transformer_rtc import cli, compiler, info, warming
 from transformer_rtc.cache import DiskCache, digest
 from transformer_rtc.errors import CompilerNotFoundError, DriverError, DriverNotFoundError
 from transformer_rtc.manager import manager
@@ -183,7 +183,7 @@ def test_a_warm_up_from_the_command_line(tmp_path):
 def test_a_warm_up_that_keeps_nothing_fails(run, monkeypatch):
     nowhere = type(manager)(DiskCache(None), lambda *_: compiler.Compiled(CUBIN, "cubin", "", "1"), lambda: "1")
     monkeypatch.setattr(cli, "manager", nowhere)
-    monkeypatch.setattr(sys.modules["transformer_rtc.warmup"], "manager", nowhere)
+    monkeypatch.setattr(warming, "manager", nowhere)
     arguments = ("warmup", "rms_norm", "--dtype", "float16", "--hidden", "64", "--architecture", "sm_90", "--quiet")
     code, told, error = run(*arguments)
     assert code == 1 and "compiled" in told and "could not be kept" in error
@@ -193,9 +193,7 @@ def test_a_warm_up_that_fails_exits_with_1_and_says_why(run, monkeypatch, tmp_pa
     def missing():
         raise CompilerNotFoundError("there is no NVRTC")
 
-    monkeypatch.setattr(
-        sys.modules["transformer_rtc.warmup"], "manager", type(manager)(DiskCache(str(tmp_path)), identity=missing)
-    )
+    monkeypatch.setattr(warming, "manager", type(manager)(DiskCache(str(tmp_path)), identity=missing))
     code, told, _ = run(
         "warmup", "rms_norm", "--dtype", "float16", "--hidden", "64", "--architecture", "sm_90", "--quiet"
     )

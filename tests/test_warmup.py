@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+import types
 from collections import Counter
-from importlib import import_module
 
 import calls
 import numpy as np
@@ -15,7 +16,7 @@ from cases import CASES
 from test_manager import run_python
 
 import transformer_rtc
-from transformer_rtc import dispatch, manifest, record, warmup
+from transformer_rtc import dispatch, manifest, record, warming, warmup
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import Compiled
 from transformer_rtc.errors import ArgumentError, CompileError, DeviceNotFoundError, UnexpectedCompileError
@@ -23,8 +24,6 @@ from transformer_rtc.manager import KernelManager
 from transformer_rtc.manifest import ManifestEntry, line, parse
 from transformer_rtc.spec import ARCHITECTURES
 
-# The package's attribute of this name is the function in it.
-warmup_module = import_module("transformer_rtc.warmup")
 WAIT = 60
 
 
@@ -46,7 +45,7 @@ def compiler(monkeypatch, tmp_path) -> Compiler:
     """Have warm-ups use a manager with an empty cache and a compiler that only counts."""
     made = Compiler()
     manager = KernelManager(DiskCache(str(tmp_path / "cache")), made, lambda: "nvrtc 1")
-    monkeypatch.setattr(warmup_module, "manager", manager)
+    monkeypatch.setattr(warming, "manager", manager)
     return made
 
 
@@ -168,7 +167,7 @@ def call_arguments(
     return positional, keywords
 
 
-PUBLIC = (*dispatch.operators(), *warmup_module._FORMS)
+PUBLIC = (*dispatch.operators(), *warming._FORMS)
 FORMS = [
     *((name, {}) for name in PUBLIC),
     *((name, {"weight": None, "sm_margin": True}) for name in PUBLIC),
@@ -189,7 +188,7 @@ def test_a_description_asks_for_what_the_call_does(name, given, empty_cache):
     found = asked_by(lambda: getattr(transformer_rtc, name)(*positional, **keywords))
     flags = {flag: given.get(flag, False) for flag in ("per_head", "sm_margin")}
     arguments = {key: value for key, value in given.items() if key not in flags}
-    (request,) = warmup_module._requests(name, "float16", 64, flags["per_head"], flags["sm_margin"], arguments)
+    (request,) = warming._requests(name, "float16", 64, flags["per_head"], flags["sm_margin"], arguments)
     assert found == ManifestEntry(request)
 
 
@@ -198,14 +197,13 @@ def test_a_description_asks_for_what_the_call_does(name, given, empty_cache):
 
 def observe(*numbers: int) -> None:
     for number in numbers:
-        manifest._observe(CASES[number].request, 16)
+        dispatch._observe(CASES[number].request, ARCHITECTURES[90])
 
 
 @pytest.fixture
 def fresh(monkeypatch):
-    everything = manifest._Recorder(None)
-    monkeypatch.setattr(manifest, "_everything", everything)
-    monkeypatch.setattr(manifest, "_recorders", [everything])
+    monkeypatch.setattr(dispatch, "asked", [])
+    monkeypatch.setattr(dispatch, "observers", [])
 
 
 def test_a_record_is_of_all_that_the_process_used_until_its_end(fresh, tmp_path):
@@ -281,7 +279,7 @@ def test_a_warm_up_compiles_what_is_missing_and_says_so(compiler):
         for dtype in ("bfloat16", "float32"):
             for hidden in (64, 128):
                 for operator, more in (("rms_norm", {}), ("rms_norm_backward", {"dresidual": True})):
-                    (request,) = warmup_module._requests(operator, dtype, hidden, False, False, more)
+                    (request,) = warming._requests(operator, dtype, hidden, False, False, more)
                     family = dispatch.operators()[operator].family
                     specs = family.specialise(request, ARCHITECTURES[architecture])
                     wanted |= {(spec.symbol, f"sm_{architecture}") for spec, _ in specs}
@@ -332,10 +330,28 @@ def test_one_failure_is_told_and_stops_no_other(compiler):
 
 
 def test_progress_is_lines_without_tqdm(compiler, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
     warmup("rms_norm", "float32", 64, architectures="sm_90", progress=True)
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("[1/1] compiled rms_norm_forward_f32_h64")
+
+
+def test_progress_is_a_bar_with_tqdm(compiler, capsys, monkeypatch):
+    told = []
+
+    class Bar:
+        def __init__(self, total, **_):
+            told.append(total)
+
+        def update(self):
+            told.append("one")
+
+        def close(self):
+            told.append("closed")
+
+    monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=Bar))
+    warmup("rms_norm", "float32", [64, 128], architectures="sm_90", progress=True)
+    assert told == [2, "one", "one", "closed"] and capsys.readouterr() == ("", "")
 
 
 def test_a_progress_that_raises_ends_the_warm_up(compiler):

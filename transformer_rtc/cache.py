@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 __all__ = ["DiskCache", "Entry", "digest", "encode_entry", "parse_entry"]
 
 _FORMAT = b"transformer_rtc cache entry 2\n"
-_ENTRY_NAME = re.compile(r".+\.[0-9a-f]{24}")
-_KEY = re.compile(r"[0-9a-f]{64}")
-_TEMPORARY_NAME = re.compile(r".+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp")
+# Not compiled here, but where they are first used.
+_ENTRY_NAME = r".+\.[0-9a-f]{24}"
+_KEY = r"[0-9a-f]{64}"
+_TEMPORARY_NAME = r".+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp"
 # Lock files are never deleted, or two processes could hold "the" lock; so they are few: one for these digits of a key.
 _LOCK_DIGITS = 3
 _LOCK_SECONDS = 30.0  # longer than a compile takes on a host with more processes than cores
@@ -61,7 +62,7 @@ def parse_entry(data: bytes) -> tuple[dict[str, Any], bytes] | None:
     header, _, payload = content.partition(b"\n")
     try:
         about = json.loads(header)
-        whole = isinstance(about["stem"], str) and _KEY.fullmatch(about["key"]) and about["bytes"] == len(payload)
+        whole = isinstance(about["stem"], str) and re.fullmatch(_KEY, about["key"]) and about["bytes"] == len(payload)
     except (ValueError, KeyError, TypeError):
         return None
     return (about, payload) if whole else None
@@ -397,13 +398,13 @@ class DiskCache:
         parsed = parse_entry(read[0]) if read else None
         return read[0] if read and parsed and _name(parsed[0]["stem"], parsed[0]["key"]) == name else None
 
-    def _files(self, pattern: re.Pattern[str]) -> list[tuple[float, int, str]]:
+    def _files(self, pattern: str) -> list[tuple[float, int, str]]:
         """Return when each file was last used, its bytes and its name; the oldest first."""
         found = []
         try:
             with os.scandir(self.folder or "/nonexistent") as folder:
                 for file in folder:
-                    if pattern.fullmatch(file.name):
+                    if re.fullmatch(pattern, file.name):
                         with contextlib.suppress(OSError):  # deleted meanwhile
                             if file.is_file(follow_symlinks=False):
                                 status = file.stat(follow_symlinks=False)
@@ -428,7 +429,7 @@ class DiskCache:
 
     def remove(self, name: str) -> bool:
         """Delete an entry's file. Whoever reads it reads on. Returns whether it could be deleted."""
-        if self.folder is None or not (_ENTRY_NAME.fullmatch(name) or _TEMPORARY_NAME.fullmatch(name)):
+        if self.folder is None or not (re.fullmatch(_ENTRY_NAME, name) or re.fullmatch(_TEMPORARY_NAME, name)):
             return False
         try:
             os.unlink(os.path.join(self.folder, name))

@@ -19,7 +19,7 @@ from .manager import manager
 from .settings import parse_bytes
 from .spec import Field, TextSpec
 from .version import __version__
-from .warmup import WarmupRecord, argument_names, warmup
+from .warming import WarmupRecord, argument_names, warmup
 
 __all__ = ["main"]
 

@@ -117,12 +117,14 @@ class Request(NamedTuple):
     margin: bool
 
 
-# Told of what each new plan asks for, and of the most CTAs that may share one of its rows.
+# What each plan asked for, and the most CTAs that might share one of its rows; and who is told of it: see manifest.py.
+asked: list[tuple[Request, int]] = []
 observers: list[Callable[[Request, int], None]] = []
 
 
 def _observe(request: Request, limits: DeviceLimits) -> None:
-    for observe in observers:
+    asked.append((request, limits.max_ctas_per_row))
+    for observe in tuple(observers):
         observe(request, limits.max_ctas_per_row)
 
 

@@ -179,7 +179,8 @@ class _Recorder:
                     file.write("\n")
             self._in_file.update(text.split("\n"))
 
-    def add(self, entry: ManifestEntry) -> None:
+    def add(self, request: Request, max_ctas_per_row: int) -> None:
+        entry = ManifestEntry(request, max_ctas_per_row)
         text = line(entry)
         with self._lock:
             if text in self._seen:
@@ -202,21 +203,6 @@ class _Recorder:
                 os.write(descriptor, f"{text}\n".encode())
             finally:
                 os.close(descriptor)
-
-
-# A plan is made once in a process: what was asked for before a record begins is asked for no more.
-_everything = _Recorder(None)
-_recorders = [_everything]
-
-
-def _observe(request: Request, max_ctas_per_row: int) -> None:
-    for recorder in tuple(_recorders):
-        recorder.add(ManifestEntry(request, max_ctas_per_row))
-
-
-dispatch.observers.append(_observe)
-if settings.record:
-    _recorders.append(_Recorder(settings.record))
 
 
 @contextlib.contextmanager
@@ -247,10 +233,15 @@ def record(path: str | os.PathLike[str] | None = None) -> Iterator[list[Manifest
         recorder.open()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"path is {os.fspath(path or '')!r}, which cannot be written: {error}") from error
-    _recorders.append(recorder)
+    dispatch.observers.append(recorder.add)
     try:
-        for entry in tuple(_everything.entries):
-            recorder.add(entry)
+        # A plan is made once in a process: what was asked for before is asked for no more.
+        for request, max_ctas_per_row in tuple(dispatch.asked):
+            recorder.add(request, max_ctas_per_row)
         yield recorder.entries
     finally:
-        _recorders.remove(recorder)
+        dispatch.observers.remove(recorder.add)
+
+
+if settings.record:
+    dispatch.observers.append(_Recorder(settings.record).add)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -50,8 +49,9 @@ class Settings:
 
 def parse_bytes(text: str) -> int | None:
     """Return a number of bytes that may end in K, M, G or T; None where it is none."""
-    match = re.fullmatch(r"(\d+)([KMGT]?)", text.upper(), re.ASCII)
-    return int(match[1]) * _UNITS[match[2]] if match else None
+    unit = text[-1:].upper() if text[-1:].upper() in _UNITS else ""
+    number = text.removesuffix(text[-1:]) if unit else text
+    return int(number) * _UNITS[unit] if number.isascii() and number.isdigit() else None
 
 
 def _default_cache_dir(environment: Mapping[str, str]) -> str:
