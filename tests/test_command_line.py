@@ -13,10 +13,11 @@ import pytest
 from test_manager import run_python
 from test_packs import CUBIN
 
-from transformer_rtc import cli, compiler, info, warming
+from transformer_rtc import cli, compiler, demo, info, warming
 from transformer_rtc.cache import DiskCache, digest
 from transformer_rtc.errors import CompilerNotFoundError, DriverError, DriverNotFoundError
 from transformer_rtc.manager import manager
+from transformer_rtc.spec import ARCHITECTURES, FLOAT32
 from transformer_rtc.version import __version__
 
 HERE = os.path.dirname(__file__)
@@ -91,6 +92,19 @@ def test_the_version_and_the_two_names_of_the_command(run):
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
     with open(os.path.join(HERE, "..", "pyproject.toml"), encoding="utf-8") as file:
         assert '\n[project.scripts]\ntransformer-rtc = "transformer_rtc.cli:main"\n' in file.read()
+
+
+def test_the_demo_compiles_runs_and_checks(run, monkeypatch, without_driver):
+    monkeypatch.setattr(demo, "_MODELS", {96: "none"})
+    monkeypatch.setattr(demo, "_dtypes", lambda: [FLOAT32])
+    code, told, _ = run("demo", "--json")
+    found = json.loads(told)
+    assert code == 0 and found["device"] is None and "no NVIDIA driver" in found["reason"]
+    (row,) = found["kernels"]
+    assert row["kernel"].startswith("rms_norm_forward_f32_h96_") and row["error_ulp"] < 2
+    assert list(row["compile_milliseconds"]) == [f"sm_{number}" for number in sorted(ARCHITECTURES)]
+    code, told, _ = run("demo")
+    assert code == 0 and "rms_norm_forward_f32_h96_" in told and "Not done: no kernel was loaded" in told
 
 
 # ---- cache ----------------------------------------------------------------------------------------------------------
@@ -274,8 +288,6 @@ def machine(monkeypatch, tmp_path):
         device_count = staticmethod(lambda: Native.devices)
         device_name = staticmethod(lambda ordinal: "GPU")
         device_memory = staticmethod(lambda ordinal: 2**30)
-
-    from transformer_rtc.spec import ARCHITECTURES
 
     native = Native()
     monkeypatch.setattr(info, "_native", native)

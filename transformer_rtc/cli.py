@@ -74,7 +74,7 @@ def _emit(arguments: argparse.Namespace, document: object, lines: Sequence[str])
 def _demo(arguments: argparse.Namespace) -> int:
     from . import demo
 
-    return demo.run()
+    return demo.run(arguments.json)
 
 
 def _info(arguments: argparse.Namespace) -> int:
@@ -365,8 +365,7 @@ def _parser() -> argparse.ArgumentParser:
             name, help=text, description=text[0].upper() + text[1:] + ".", **(formatted(examples) if examples else {})
         )
         made.set_defaults(run=run)
-        if name != "demo":
-            made.add_argument("--json", action="store_true", help="print one JSON document")
+        made.add_argument("--json", action="store_true", help="print one JSON document")
         return made
 
     command(commands, "demo", _demo, "compile, run and check the operators at the shapes of well-known models")
