@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import random
 import signal
@@ -189,7 +190,7 @@ def test_a_claim_ends_however_its_block_does(cache):
 # ---- Who may write there --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o722])
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o720, 0o702])
 def test_a_folder_that_others_may_write_to_is_refused_with_one_warning(cache, mode):
     cache.put("kernel", KEY, PAYLOAD, {})
     os.chmod(cache.folder, mode)
@@ -455,8 +456,14 @@ def damage(cache: DiskCache, source: random.Random, rounds: int) -> Counter[str]
     return done
 
 
-def test_an_entry_whose_header_lies_about_its_size_is_none():
+def sha(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def test_an_entry_whose_header_lies_is_none():
     about = {"stem": "kernel", "key": KEY, "bytes": len(PAYLOAD)}
     assert parse_entry(encode_entry(about, PAYLOAD)) == (about, PAYLOAD)
+    nested = b"[" * 100_000
+    assert parse_entry(encode_entry({}, b"").partition(b"\n")[0] + b"\n" + sha(nested) + b"\n" + nested) is None
     for lie in ({"bytes": 15}, {"bytes": "16"}, {"key": 1}, {"stem": None}):
         assert parse_entry(encode_entry(about | lie, PAYLOAD)) is None

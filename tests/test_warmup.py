@@ -69,6 +69,7 @@ GOOD = {"operator": "rms_norm", "dtypes": {"x": "float32", "out": "float32"}, "c
     [
         ("", "no JSON"),
         ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
         ("[]", "must be an object"),
         (json.dumps(GOOD | {"more": 1}), "must be an object"),
         (json.dumps({"operator": "rms_norm", "columns": 8}), "must be an object"),

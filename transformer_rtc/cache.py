@@ -63,7 +63,7 @@ def parse_entry(data: bytes) -> tuple[dict[str, Any], bytes] | None:
     try:
         about = json.loads(header)
         whole = isinstance(about["stem"], str) and re.fullmatch(_KEY, about["key"]) and about["bytes"] == len(payload)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return (about, payload) if whole else None
 

@@ -277,8 +277,8 @@ class Operator:
             except UnexpectedCompileError as error:
                 from .manifest import ManifestEntry, line
 
-                asked = line(ManifestEntry(request, limits.max_ctas_per_row))
-                raise UnexpectedCompileError(error.what, error.symbol, error.target, error.key, asked) from None
+                text = line(ManifestEntry(request, limits.max_ctas_per_row))
+                raise UnexpectedCompileError(error.what, error.symbol, error.target, error.key, text) from None
             try:
                 return self._native_plan(kernels)
             except LaunchError:

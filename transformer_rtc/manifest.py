@@ -104,7 +104,7 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
 
     try:
         fields = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise refuse(f"it is no JSON: {error}") from None
     if not isinstance(fields, dict) or not {"operator", "dtypes", "columns"} <= fields.keys() <= _FIELDS:
         raise refuse("it must be an object with operator, dtypes and columns, and perhaps per_head, margin and "

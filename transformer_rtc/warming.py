@@ -225,7 +225,8 @@ def warmup(
     """Compile what is missing, so that no later call does.
 
     ``warmup(rms_norm, "bfloat16", 4096)`` makes the kernels of ``rms_norm(x, weight)``, for rows of that size in any
-    number; ``warmup(manifest=path)`` those that a run has used, which `record` has written. Nothing is loaded or run.
+    number; ``warmup(manifest=path)`` those that a run has used, which `record` has written. Nothing is loaded or run. A
+    small GPU, or a part of one, may take other kernels for rows that several CTAs share: record a run there.
 
     Parameters
     ----------
