@@ -16,13 +16,14 @@ from cases import CASES
 from test_manager import run_python
 
 import transformer_rtc
-from transformer_rtc import dispatch, manifest, record, warming, warmup
+from transformer_rtc import dispatch, manifest, record, usage, warming, warmup
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import Compiled
+from transformer_rtc.dispatch import Asked
 from transformer_rtc.errors import ArgumentError, CompileError, DeviceNotFoundError, UnexpectedCompileError
 from transformer_rtc.manager import KernelManager
 from transformer_rtc.manifest import ManifestEntry, line, parse
-from transformer_rtc.spec import ARCHITECTURES
+from transformer_rtc.spec import ARCHITECTURES, Field, TextSpec
 
 WAIT = 60
 
@@ -55,12 +56,26 @@ def compiler(monkeypatch, tmp_path) -> Compiler:
 def test_every_request_is_a_line_and_back():
     for case in CASES:
         for most in (16, 4):
-            entry = ManifestEntry(case.request, most)
+            entry = Asked(case.request, most)
             found = parse(line(entry))
             assert found == entry and list(found.request.dtypes) == list(case.request.dtypes)
             assert "\n" not in line(entry)
 
 
+OWN = TextSpec(
+    'extern "C" __global__ void f(Params p) {}\n// é \n',
+    "f",
+    (Field("x", "pointer"), Field("n", "int32")),
+    ("-lineinfo",),
+)
+
+
+def test_a_kernel_of_ones_own_is_a_line_and_back():
+    for spec in (OWN, TextSpec("", "f")):
+        assert parse(line(spec)) == spec and "\n" not in line(spec)
+
+
+KERNEL = {"kernel": "f", "text": "", "fields": [], "options": []}
 GOOD = {"operator": "rms_norm", "dtypes": {"x": "float32", "out": "float32"}, "columns": 8}
 
 
@@ -86,6 +101,13 @@ GOOD = {"operator": "rms_norm", "dtypes": {"x": "float32", "out": "float32"}, "c
         (json.dumps(GOOD | {"columns": 2**30 + 1}), "it must be from 1 to 1073741824"),
         (json.dumps(GOOD | {"margin": 1}), "margin is 1; it must be true or false"),
         (json.dumps(GOOD | {"per_head": True}), "per_head needs a weight"),
+        (json.dumps(KERNEL | {"more": 1}), "must be an object"),
+        (json.dumps(KERNEL | {"kernel": "a b"}), "kernel is 'a b'; it must be the name of a function"),
+        (json.dumps(KERNEL | {"kernel": None}), "kernel is None"),
+        (json.dumps(KERNEL | {"text": 1}), "text must be a string"),
+        (json.dumps(KERNEL | {"options": "-G"}), "options is '-G'; it must be strings"),
+        (json.dumps(KERNEL | {"fields": [["x"]]}), "it must be pairs of a name and a type"),
+        (json.dumps(KERNEL | {"fields": [["x", "half"]]}), "field x has the type 'half'"),
         (json.dumps(GOOD | {"max_ctas_per_row": 0}), "max_ctas_per_row is 0"),
     ],
 )
@@ -141,7 +163,7 @@ def test_a_frozen_call_names_the_line_that_warms_it_up(rng, empty_cache):
         case = case.shorter(4 * case.hidden)
         given, outputs = calls.make_inputs(rng, case), calls.made_values(case)
         found = asked_by(lambda case=case, given=given, outputs=outputs: calls.call(case, given, outputs))
-        assert found == ManifestEntry(case.request)
+        assert found == Asked(case.request)
 
 
 def call_arguments(
@@ -190,7 +212,28 @@ def test_a_description_asks_for_what_the_call_does(name, given, empty_cache):
     flags = {flag: given.get(flag, False) for flag in ("per_head", "sm_margin")}
     arguments = {key: value for key, value in given.items() if key not in flags}
     (request,) = warming._requests(name, "float16", 64, flags["per_head"], flags["sm_margin"], arguments)
-    assert found == ManifestEntry(request)
+    assert found == Asked(request)
+
+
+def test_a_kernel_of_ones_own_is_recorded_and_warmed_up_like_an_operators(fresh, compiler, tmp_path, monkeypatch):
+    module = sys.modules["transformer_rtc.manager"]
+    monkeypatch.setattr(module.gpu, "load", lambda symbol, *_: symbol)
+    monkeypatch.setattr(module, "device_limits", lambda device: ARCHITECTURES[90])
+    given = (OWN.text, OWN.name, OWN.fields, 0, OWN.options)
+    manager = warming.manager
+    stop = manager.freeze()
+    with pytest.raises(UnexpectedCompileError) as caught:
+        manager.compile(*given)
+    stop()
+    assert parse(caught.value.manifest_line) == OWN
+    path = tmp_path / "manifest"
+    path.write_text(caught.value.manifest_line)
+    assert [each[:3] for each in warmup(manifest=path, architectures="sm_90")] == [("f", "sm_90", "compiled")]
+    manager.freeze()
+    with record() as entries:
+        for _ in range(3):
+            manager.compile(*given)
+    assert entries == [OWN] and compiler.symbols == ["f"]
 
 
 # ---- Records --------------------------------------------------------------------------------------------------------
@@ -198,22 +241,22 @@ def test_a_description_asks_for_what_the_call_does(name, given, empty_cache):
 
 def observe(*numbers: int) -> None:
     for number in numbers:
-        dispatch._observe(CASES[number].request, ARCHITECTURES[90])
+        usage.observe(Asked(CASES[number].request))
 
 
 @pytest.fixture
 def fresh(monkeypatch):
-    monkeypatch.setattr(dispatch, "asked", [])
-    monkeypatch.setattr(dispatch, "observers", [])
+    monkeypatch.setattr(usage, "asked", [])
+    monkeypatch.setattr(usage, "observers", [])
 
 
 def test_a_record_is_of_all_that_the_process_used_until_its_end(fresh, tmp_path):
     path = tmp_path / "manifest"
     observe(0)
     with record(path) as entries:
-        assert entries == [ManifestEntry(CASES[0].request)] == manifest.read(path)
+        assert entries == [Asked(CASES[0].request)] == manifest.read(path)
         observe(1, 1, 0, 2)
-        assert entries == [ManifestEntry(CASES[number].request) for number in (0, 1, 2)] == manifest.read(path)
+        assert entries == [Asked(CASES[number].request) for number in (0, 1, 2)] == manifest.read(path)
     observe(3)
     assert len(manifest.read(path)) == 3 == len(entries)
     with record() as entries:
@@ -222,10 +265,10 @@ def test_a_record_is_of_all_that_the_process_used_until_its_end(fresh, tmp_path)
 
 def test_a_record_adds_to_a_file_what_it_lacks(fresh, tmp_path):
     path = tmp_path / "manifest"
-    path.write_text(line(ManifestEntry(CASES[1].request)))  # its writer was killed before the line's end
+    path.write_text(line(Asked(CASES[1].request)))  # its writer was killed before the line's end
     with record(path):
         observe(0, 1)
-    assert path.read_text().split("\n") == [line(ManifestEntry(CASES[number].request)) for number in (1, 0)] + [""]
+    assert path.read_text().split("\n") == [line(Asked(CASES[number].request)) for number in (1, 0)] + [""]
 
 
 def test_many_threads_record_each_line_once(fresh, tmp_path):
@@ -293,7 +336,7 @@ def test_a_warm_up_compiles_what_is_missing_and_says_so(compiler):
 
 
 def test_a_warm_up_by_a_manifest_makes_what_its_calls_need(compiler, tmp_path):
-    entries = [ManifestEntry(case.request, most) for case in CASES[::25] for most in (16, 2)]
+    entries = [Asked(case.request, most) for case in CASES[::25] for most in (16, 2)]
     path = tmp_path / "manifest"
     path.write_text("".join(f"{line(entry)}\n" for entry in entries))
     for given in (path, str(path), entries):

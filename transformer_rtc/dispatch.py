@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
-from . import _native, arrays, compiler, static
+from . import _native, arrays, compiler, static, usage
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -24,7 +24,17 @@ from .settings import settings
 from .simulator import SimulatedDevice
 from .spec import DTYPES, DeviceLimits, DType, KernelSpec, Params
 
-__all__ = ["Argument", "Family", "LaunchRule", "Operator", "Request", "StaticKernel", "implementations", "using"]
+__all__ = [
+    "Argument",
+    "Asked",
+    "Family",
+    "LaunchRule",
+    "Operator",
+    "Request",
+    "StaticKernel",
+    "implementations",
+    "using",
+]
 
 # A plan is keyed with the implementation's place in this list.
 IMPLEMENTATIONS = ("rtc", "static", "simulator")
@@ -117,15 +127,19 @@ class Request(NamedTuple):
     margin: bool
 
 
-# What each plan asked for, and the most CTAs that might share one of its rows; and who is told of it: see manifest.py.
-asked: list[tuple[Request, int]] = []
-observers: list[Callable[[Request, int], None]] = []
+class Asked(NamedTuple):
+    """A request, and the most CTAs that might share a row: what decides which kernels a device needs.
 
+    Attributes
+    ----------
+    request : Request
+        What an operator was asked for.
+    max_ctas_per_row : int
+        Fewer than usual where a part of a GPU could not hold so many together.
+    """
 
-def _observe(request: Request, limits: DeviceLimits) -> None:
-    asked.append((request, limits.max_ctas_per_row))
-    for observe in tuple(observers):
-        observe(request, limits.max_ctas_per_row)
+    request: Request
+    max_ctas_per_row: int = DeviceLimits._field_defaults["max_ctas_per_row"]
 
 
 class LaunchRule(NamedTuple):
@@ -261,7 +275,7 @@ class Operator:
         if simulated.static if simulated else implementation == _STATIC:
             program = self.family.static_program
             entries = self.family.static(request)
-            _observe(request, simulated.limits if simulated else device_limits(device))
+            usage.observe(Asked(request))
             return self._native_plan(
                 [
                     (manager.get_static(self.family.name, entry.symbol, entry.params, on, program), entry.params, rule)
@@ -271,14 +285,14 @@ class Operator:
         limits = simulated.limits if simulated else device_limits(device)
         while True:
             stages = self.family.specialise(request, limits)
-            _observe(request, limits)
+            asked = Asked(request, limits.max_ctas_per_row)
+            usage.observe(asked)
             try:
                 kernels = [(manager.get(spec, on), spec.params, rule) for spec, rule in stages]
             except UnexpectedCompileError as error:
-                from .manifest import ManifestEntry, line
+                from .manifest import line
 
-                text = line(ManifestEntry(request, limits.max_ctas_per_row))
-                raise UnexpectedCompileError(error.what, error.symbol, error.target, error.key, text) from None
+                raise error.asked_by(line(asked)) from None
             try:
                 return self._native_plan(kernels)
             except LaunchError:

@@ -147,13 +147,18 @@ class UnexpectedCompileError(TransformerRtcError, RuntimeError):
     key : str
         Under which it is not in the cache.
     manifest_line : str
-        What of a manifest asks for it, for `transformer_rtc.warmup`; empty for a caller's own kernel.
+        What of a manifest asks for it, for `transformer_rtc.warmup`; empty where no operator and no
+        `KernelManager.compile` did.
     """
 
     def __init__(self, what: str, symbol: str, target: str, key: str, manifest_line: str = "") -> None:
         self.what, self.symbol, self.target, self.key, self.manifest_line = what, symbol, target, key, manifest_line
         asked = f"\nThe line of a manifest that warms it up: {manifest_line}" if manifest_line else ""
         super().__init__(f"{what}{asked}")
+
+    def asked_by(self, manifest_line: str) -> UnexpectedCompileError:
+        """Return the error with the line that asks for the kernel."""
+        return type(self)(self.what, self.symbol, self.target, self.key, manifest_line)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.what, self.symbol, self.target, self.key, self.manifest_line)

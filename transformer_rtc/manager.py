@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from . import compiler, sources, static
+from . import compiler, sources, static, usage
 from . import launch as gpu
 from .cache import DiskCache, digest
 from .errors import CompilerNotFoundError, SettingsError, TransformerRtcError, UnexpectedCompileError
@@ -260,7 +260,18 @@ class KernelManager:
         options : tuple of str
             For NVRTC, beyond the package's own; the simulator takes those that define macros.
         """
-        return self.get(TextSpec(text, symbol, tuple(fields), tuple(options)), device)
+        spec = TextSpec(text, symbol, tuple(fields), tuple(options))
+
+        def image(target: Target) -> Image:
+            usage.observe(spec)
+            try:
+                return self.image(spec, target)
+            except UnexpectedCompileError as error:
+                from .manifest import line
+
+                raise error.asked_by(line(spec)) from None
+
+        return self._load(spec, symbol, spec.params, device, image)
 
     def is_compiled(self, spec: KernelSpec, device: Device) -> bool:
         """Whether `get` would not compile."""

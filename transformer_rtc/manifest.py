@@ -1,42 +1,33 @@
-"""What operators were asked for, as lines of JSON: written by a real run, read by a warm-up."""
+"""What operators were asked for, and callers' own kernels, as lines of JSON: written by a run, read by a warm-up."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import threading
 import warnings
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from . import dispatch
-from .dispatch import Argument, Request, operators
+from . import dispatch, usage
+from .dispatch import Argument, Asked, Request, operators
 from .errors import ArgumentError
 from .settings import settings
-from .spec import DTYPES, DeviceLimits
+from .spec import DTYPES, DeviceLimits, Field, TextSpec
 
 __all__ = ["MAX_COLUMNS", "ManifestEntry", "arrays_of", "check_request", "line", "parse", "read", "record"]
 
 MAX_COLUMNS = 1 << 30
 _MOST_CTAS: int = DeviceLimits._field_defaults["max_ctas_per_row"]
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
+_KERNEL_FIELDS = {"kernel", "text", "fields", "options"}
 _FIELDS = {"operator", "dtypes", "columns", "per_head", "margin", "max_ctas_per_row"}
 
 
-class ManifestEntry(NamedTuple):
-    """A line of a manifest.
-
-    Attributes
-    ----------
-    request : Request
-        What an operator was asked for.
-    max_ctas_per_row : int
-        Fewer than usual where a part of a GPU could not hold so many together.
-    """
-
-    request: Request
-    max_ctas_per_row: int = _MOST_CTAS
+# A line of a manifest: what an operator was asked for, or a caller's own kernel.
+ManifestEntry = Asked | TextSpec
 
 
 def arrays_of(operator: str) -> tuple[Argument, ...]:
@@ -46,6 +37,9 @@ def arrays_of(operator: str) -> tuple[Argument, ...]:
 
 def line(entry: ManifestEntry) -> str:
     """Return an entry's line, without what is absent."""
+    if isinstance(entry, TextSpec):
+        pairs = [[field.name, field.type] for field in entry.fields]
+        return json.dumps({"kernel": entry.name, "text": entry.text, "fields": pairs, "options": list(entry.options)})
     request = entry.request
     fields: dict[str, object] = {
         "operator": request.operator,
@@ -106,9 +100,13 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refuse(f"it is no JSON: {error}") from None
+    if isinstance(fields, dict) and fields.keys() == _KERNEL_FIELDS:
+        return _parse_kernel(fields, refuse)
     if not isinstance(fields, dict) or not {"operator", "dtypes", "columns"} <= fields.keys() <= _FIELDS:
-        raise refuse("it must be an object with operator, dtypes and columns, and perhaps per_head, margin and "
-                     f"max_ctas_per_row; it is {text.strip()[:200]}")  # fmt: skip
+        raise refuse(
+            "it must be an object with operator, dtypes and columns, and perhaps per_head, margin and "
+            f"max_ctas_per_row; or with {', '.join(sorted(_KERNEL_FIELDS))}; it is {text.strip()[:200]}"
+        )
     name, given = fields["operator"], fields["dtypes"]
     if not isinstance(name, str) or name not in operators():
         raise refuse(f"operator is {name!r}; it must be one of {', '.join(operators())}")
@@ -134,7 +132,27 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
         check_request(request)
     except ArgumentError as error:
         raise refuse(str(error)) from None
-    return ManifestEntry(request, numbers["max_ctas_per_row"])
+    return Asked(request, numbers["max_ctas_per_row"])
+
+
+def _parse_kernel(fields: dict[str, Any], refuse: Callable[[str], ArgumentError]) -> TextSpec:
+    name, text, pairs, options = (fields[field] for field in ("kernel", "text", "fields", "options"))
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise refuse(f"kernel is {name!r}; it must be the name of a function")
+    if not isinstance(text, str):
+        raise refuse("text must be a string")
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        raise refuse(f"options is {options!r}; it must be strings")
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs
+    ):
+        raise refuse(f"fields is {pairs!r}; it must be pairs of a name and a type")
+    spec = TextSpec(text, name, tuple(Field(*pair) for pair in pairs), tuple(options))
+    try:
+        spec.params  # noqa: B018
+    except ValueError as error:
+        raise refuse(f"fields: {error}") from None
+    return spec
 
 
 def read(path: str | os.PathLike[str]) -> list[ManifestEntry]:
@@ -179,14 +197,14 @@ class _Recorder:
                     file.write("\n")
             self._in_file.update(text.split("\n"))
 
-    def add(self, request: Request, max_ctas_per_row: int) -> None:
-        entry = ManifestEntry(request, max_ctas_per_row)
-        text = line(entry)
+    def add(self, what: object) -> None:
+        assert isinstance(what, ManifestEntry)
+        text = line(what)
         with self._lock:
             if text in self._seen:
                 return
             self._seen.add(text)
-            self.entries.append(entry)
+            self.entries.append(what)
             try:
                 if self._in_file is None:
                     self.open()
@@ -207,7 +225,7 @@ class _Recorder:
 
 @contextlib.contextmanager
 def record(path: str | os.PathLike[str] | None = None) -> Iterator[list[ManifestEntry]]:
-    """Write the manifest of what operators are asked for, for `warmup`.
+    """Write the manifest of what operators are asked for, and of callers' own kernels, for `warmup`.
 
     That is all that this process has used until the block ends, also before it began: a warm-up of too much costs
     little. Calls on the CPU, in the simulator, count like those on a GPU. ``TRANSFORMER_RTC_RECORD=path`` records a
@@ -233,15 +251,15 @@ def record(path: str | os.PathLike[str] | None = None) -> Iterator[list[Manifest
         recorder.open()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"path is {os.fspath(path or '')!r}, which cannot be written: {error}") from error
-    dispatch.observers.append(recorder.add)
+    usage.observers.append(recorder.add)
     try:
-        # A plan is made once in a process: what was asked for before is asked for no more.
-        for request, max_ctas_per_row in tuple(dispatch.asked):
-            recorder.add(request, max_ctas_per_row)
+        # A plan, and a kernel, is made once in a process: what was asked for before is asked for no more.
+        for what in tuple(usage.asked):
+            recorder.add(what)
         yield recorder.entries
     finally:
-        dispatch.observers.remove(recorder.add)
+        usage.observers.remove(recorder.add)
 
 
 if settings.record:
-    dispatch.observers.append(_Recorder(settings.record).add)
+    usage.observers.append(_Recorder(settings.record).add)

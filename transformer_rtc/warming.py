@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from . import _native, manifest
 from .arrays import dtype_id
-from .dispatch import Argument, Request, operators
+from .dispatch import Argument, Asked, Request, operators
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError
 from .launch import device_limits
 from .manager import KernelManager, manager
 from .manifest import ManifestEntry
-from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target
+from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
 
 __all__ = ["WarmupRecord", "argument_names", "warmup"]
 
@@ -268,8 +268,8 @@ def warmup(
     """
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise ArgumentError(f"threads is {threads!r}; it takes a positive integer, or None")
-    entries = [
-        ManifestEntry(request)
+    entries: list[ManifestEntry] = [
+        Asked(request)
         for request in _requests(operators, dtypes, hidden_sizes, bool(per_head), bool(sm_margin), arguments)
     ]
     entries += _entries(manifest)
@@ -298,6 +298,8 @@ def _entries(given: Any) -> list[ManifestEntry]:
 
 
 def _specialise(entry: ManifestEntry, limits: DeviceLimits) -> list[KernelSpec]:
+    if isinstance(entry, TextSpec):
+        return [entry]
     limits = limits._replace(max_ctas_per_row=min(limits.max_ctas_per_row, entry.max_ctas_per_row))
     try:
         family = operators()[entry.request.operator].family
