@@ -201,7 +201,7 @@ def test_a_folder_that_others_may_write_to_is_refused_with_one_warning(cache, mo
             with other.claim("kernel", OTHER) as found:
                 assert found is None
             other.put("kernel", OTHER, PAYLOAD, {})
-    assert len(caught) == 1 and not os.path.exists(cache.path("kernel", OTHER))
+    assert len(caught) == 1 and os.listdir(cache.folder) == [os.path.basename(cache.path("kernel", KEY))]
     os.chmod(cache.folder, 0o755)
     assert DiskCache(cache.folder).get("kernel", KEY) == PAYLOAD
 
@@ -392,6 +392,30 @@ def test_what_killed_writers_left_is_deleted_once_it_is_old(cache):
     assert [os.path.exists(path) for path in left + foreign] == [False, True, True, True, True]
     assert len(cache.clear()) == 3
     assert sorted(os.listdir(cache.folder)) == sorted(os.path.basename(path) for path in foreign)
+
+
+def test_only_entries_are_ever_deleted(cache):
+    cache.put("kernel", KEY, PAYLOAD, {})
+    outside = os.path.join(os.path.dirname(cache.folder), "x." + KEY[:24])
+    for path in (outside, os.path.join(cache.folder, "notes")):
+        with open(path, "wb") as file:
+            file.write(b"precious")
+    for name in ("notes", "", ".", "locks", f"../x.{KEY[:24]}", outside):
+        assert not cache.remove(name)
+    assert os.path.exists(outside) and cache.remove(os.path.basename(cache.path("kernel", KEY)))
+    assert os.listdir(cache.folder) == ["notes"] and not cache.remove(os.path.basename(cache.path("kernel", KEY)))
+
+
+def test_an_entry_under_anothers_name_is_told_as_damaged(cache):
+    cache.put("kernel", KEY, PAYLOAD, {"symbol": "kernel"})
+    cache.put("kernel", OTHER, PAYLOAD, {"symbol": "kernel"})
+    os.replace(cache.path("kernel", OTHER), cache.path("other", OTHER))
+    names = [os.path.basename(cache.path(stem, key)) for stem, key in (("kernel", KEY), ("other", OTHER))]
+    assert [(entry.name, entry.about and entry.about["symbol"]) for entry in cache.entries()] == [
+        (names[0], "kernel"),
+        (names[1], None),
+    ]
+    assert cache.read(names[0]) is not None and cache.read(names[1]) is None and cache.names() == names
 
 
 def test_pruning_by_size_and_by_age(cache):

@@ -24,9 +24,9 @@ __all__ = ["DiskCache", "Entry", "digest", "encode_entry", "parse_entry"]
 
 _FORMAT = b"transformer_rtc cache entry 2\n"
 # Not compiled here, but where they are first used.
-_ENTRY_NAME = r".+\.[0-9a-f]{24}"
+_ENTRY_NAME = r"[^/]+\.[0-9a-f]{24}"
 _KEY = r"[0-9a-f]{64}"
-_TEMPORARY_NAME = r".+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp"
+_TEMPORARY_NAME = r"[^/]+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp"
 # Lock files are never deleted, or two processes could hold "the" lock; so they are few: one for these digits of a key.
 _LOCK_DIGITS = 3
 _LOCK_SECONDS = 30.0  # longer than a compile takes on a host with more processes than cores
