@@ -353,6 +353,8 @@ def test_a_malformed_size_is_an_error_that_says_what_is_taken(size):
 def test_folders_are_absolute_and_never_below_the_current_folder_for_want_of_a_home(monkeypatch):
     read = settings_module.read
     assert read({"TRANSFORMER_RTC_CACHE_DIR": "here"}).cache_dir == os.path.join(os.getcwd(), "here")
+    home = os.path.expanduser("~")
+    assert read({"TRANSFORMER_RTC_CACHE_DIR": "~/cache"}).cache_dir == os.path.join(home, "cache")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it gives a user whom no database knows
     assert read({"XDG_CACHE_HOME": "relative"}).cache_dir == f"/tmp/transformer_rtc-{os.geteuid()}"
     assert read({"TMPDIR": "/scratch"}).cache_dir == f"/scratch/transformer_rtc-{os.geteuid()}"

@@ -81,7 +81,7 @@ def read(environment: Mapping[str, str]) -> Settings:
 
     def path(name: str) -> str | None:
         # Absolute: what was meant does not change with the current folder.
-        return os.path.abspath(environment[name]) if environment.get(name) else None
+        return os.path.abspath(os.path.expanduser(environment[name])) if environment.get(name) else None
 
     cache_dir = path("TRANSFORMER_RTC_CACHE_DIR")
     if "TRANSFORMER_RTC_CACHE_DIR" not in environment:
