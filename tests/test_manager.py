@@ -175,6 +175,30 @@ def test_a_compile_does_not_hold_up_a_kernel_that_is_there(make, compile_program
     assert manager.is_compiled(SECOND, 0)
 
 
+def test_what_another_process_compiles_meanwhile_is_waited_for(make, compile_program):
+    # Two managers on one folder are two processes: locks are of open files.
+    first, second = make(), make()
+    waiting, wait = threading.Event(), second.cache._wait
+
+    def tell_and_wait(*arguments):
+        waiting.set()
+        return wait(*arguments)
+
+    second.cache._wait = tell_and_wait
+    compiling = threading.Event()
+    compile_program.during = lambda symbol: (compiling.set(), waiting.wait(WAIT))
+    threads = [threading.Thread(target=first.get, args=(FIRST, 0), daemon=True)]
+    threads[0].start()
+    assert compiling.wait(WAIT)
+    threads.append(threading.Thread(target=second.get, args=(FIRST, 0), daemon=True))
+    threads[1].start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert waiting.is_set() and len(compile_program.calls) == 1
+    assert (first.counts, second.counts) == ({"compile": 1, "load": 1}, {"load": 1})
+    assert second.get(FIRST, 0).image == b"\x7fELF first"
+
+
 def test_a_failure_reaches_all_who_wait_and_is_not_remembered(make, compile_program):
     def fail(symbol):
         time.sleep(0.3)  # until the others wait
