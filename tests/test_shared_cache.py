@@ -110,6 +110,30 @@ def test_a_lock_is_waited_for_no_longer_than_allowed(cache):
         holder.communicate()
 
 
+def test_nobody_waits_for_who_cannot_write(cache, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    def lock_bytes() -> int:
+        return os.stat(os.path.join(cache.folder, "locks", KEY[:3])).st_size
+
+    with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="Disk quota exceeded"):
+        patch.setattr(os, "replace", fail)
+        with cache.claim("kernel", KEY):
+            cache.put("kernel", KEY, PAYLOAD, {})
+    assert lock_bytes() == 1
+    holder = hold(cache, KEY)
+    try:
+        start = time.monotonic()
+        with DiskCache(cache.folder, lock_seconds=WAIT).claim("kernel", KEY) as found:
+            assert found is None and time.monotonic() - start < WAIT / 2
+    finally:
+        holder.kill()
+        holder.communicate()
+    # Who can write takes it back.
+    assert lock_bytes() == 0
+
+
 def test_who_waits_takes_what_appears_without_waiting_for_the_lock(cache):
     holder = hold(cache, KEY)
     try:

@@ -273,6 +273,10 @@ class DiskCache:
             yield self._wait(descriptor, stem, key)
         finally:
             if descriptor in _held:
+                with contextlib.suppress(OSError):
+                    # A byte in the lock's file, which takes no room, tells others that they would wait for nothing.
+                    if (os.fstat(descriptor).st_size > 0) == self._writable:
+                        os.ftruncate(descriptor, 0 if self._writable else 1)
                 _held.discard(descriptor)
                 os.close(descriptor)
 
@@ -302,7 +306,7 @@ class DiskCache:
                 found = self.get(stem, key)
             except OSError:
                 return None
-            if found is not None or time.monotonic() >= deadline:
+            if found is not None or time.monotonic() >= deadline or os.fstat(descriptor).st_size > 0:
                 return found
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
