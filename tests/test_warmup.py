@@ -285,7 +285,8 @@ def test_many_threads_record_each_line_once(fresh, tmp_path):
     path = tmp_path / "manifest"
     with record(path):
         usage.observers[-1].__self__._seen = Yielding()
-        threads = [threading.Thread(target=observe, args=range(50)) for _ in range(8)]
+        start = threading.Barrier(8)
+        threads = [threading.Thread(target=lambda: (start.wait(WAIT), observe(*range(50)))) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
