@@ -1,9 +1,9 @@
-"""Bandwidth of the norm operators, beside the best copy of the run and every peer that can be imported.
+"""Bandwidth of the operators, beside the best copy of the run and every peer that can be imported.
 
 GB/s counts each input read once and each output written once, the weights and their gradients included and one number a
-row not. The ceiling is the best copy with as many arrays of rows read and written: torch's, or a kernel that only
-streams. Every provider allocates its outputs; a backward call is given the statistics of the forward one where it
-takes them.
+row not; of a causal matrix, what is excluded is written and not read. The ceiling is the best copy with as many arrays
+of rows read and written: torch's, or a kernel that only streams. Every provider allocates its outputs; a backward call
+is given the statistics of the forward one where it takes them.
 
 The L2 is flushed before every launch and providers are rotated. Bandwidth depends on where arrays lie, so all of it is
 repeated at several placements; a provider's figure, and a copy's, is the median at its best one. Small batches are
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import common
+import softmax_cases
 from tqdm import tqdm
 
 import transformer_rtc
@@ -67,8 +68,10 @@ OPERATORS = {
     "layer_norm_add": Operator("layer_norm", "add after", 2, 1, 2),
     "rms_norm_backward": Operator("rms_norm", "backward", 2, 1, 2),
     "layer_norm_backward": Operator("layer_norm", "backward", 2, 1, 3),
+    "softmax": Operator("softmax", "forward", 1, 1, 0),
+    "softmax_backward": Operator("softmax", "backward", 2, 1, 0),
 }
-PLAIN = ("rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward")
+PLAIN = ("rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward", "softmax", "softmax_backward")
 
 # As in shared/reference/peers-h200.md. float32 has half the rows: the same bytes.
 SHAPES = (
@@ -97,6 +100,11 @@ TARGETS = (
     ("ragged", True, "", 1 << 30, 0.75),
     ("packed", False, "", 1 << 30, 0.90),
     ("packed", True, "", 1 << 30, 0.90),
+    ("masked", False, "", 1 << 30, 0.92),
+    ("causal", False, "", 1 << 30, 0.90),
+    ("causal", True, "", 1 << 30, 0.90),
+    ("aligned", False, "", 1 << 30, 0.90),
+    ("aligned", True, "", 1 << 30, 0.90),
 )
 
 # Of each of SHAPES in bfloat16: the fastest of torch, torch.compile, Liger 0.8.5, TransformerEngine's kernels and
@@ -106,6 +114,8 @@ PEERS = {
     "layer_norm": (0.99, 0.91, 0.97, 0.88, 0.91, 0.90, 0.69, 0.69, 0.62, 0.55, 0.43),
     "rms_norm_backward": (0.59, 0.80, 0.87, 0.86, 0.90, 0.75, 0.58, 0.55, 0.52, 0.43, 0.43),
     "layer_norm_backward": (0.47, 0.45, 0.76, 0.77, 0.78, 0.74, 0.62, 0.53, 0.48, 0.39, 0.34),
+    "softmax": (1.06, None, 0.99, 0.98, 0.96, 0.98, 1.09, 0.98, 1.10, 0.97, 0.94),
+    "softmax_backward": (1.05, None, 1.00, 1.00, 1.02, 0.99, 1.00, 0.99, 0.81, 0.79, 0.71),
 }
 PEERS_SOURCE = "best peer in peers-h200.md, bfloat16"
 
@@ -117,7 +127,11 @@ EXAMPLES = """examples:
 
 
 class Case(NamedTuple):
-    """An operator on a shape. `kind` is "shape", "ragged", "packed" (a row is a token, with heads in it) or "small"."""
+    """An operator on a shape.
+
+    `kind` is "shape", "ragged", "packed" (a row is a token, with heads in it), "small", or of softmax "masked",
+    "causal" or "aligned", where there is a matrix of rows by hidden for each of (batch, heads).
+    """
 
     operator: str
     kind: str
@@ -126,6 +140,7 @@ class Case(NamedTuple):
     hidden: int
     part: str = ""  # of a packed qkv
     per_head: bool = False
+    matrix: tuple[int, ...] = ()
 
     @property
     def does(self) -> Operator:
@@ -141,6 +156,8 @@ class Case(NamedTuple):
 
     @property
     def shape(self) -> str:
+        if self.matrix:
+            return f"{self.kind} {'x'.join(map(str, (*self.matrix, self.rows, self.hidden)))}"
         if not self.part:
             return f"{self.rows}x{self.hidden}"
         return f"{self.part} {self.rows}x{self.heads}x{self.hidden}{' per head' if self.per_head else ''}"
@@ -150,6 +167,8 @@ class Case(NamedTuple):
         """Whether torch.compile is measured."""
         if self.kind == "small":
             return self.does.way == "forward"  # autograd's nodes are not captured
+        if self.matrix:
+            return self.dtype == "bfloat16" and self.hidden <= 16384
         return self.kind == "shape" and self.dtype == "bfloat16" and self.hidden in COMPILED_HIDDEN
 
     @property
@@ -162,11 +181,16 @@ class Case(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Of one array of rows."""
-        return self.rows * self.heads * self.hidden * (4 if self.dtype == "float32" else 2)
+        return math.prod(self.matrix) * self.rows * self.heads * self.hidden * (4 if self.dtype == "float32" else 2)
 
     @property
     def moved_bytes(self) -> int:
         does = self.does
+        if self.kind == "masked":
+            return 2 * self.row_bytes + self.matrix[0] * self.rows * self.hidden
+        if self.matrix:
+            read = sum(min(self.hidden, query + 1 + self.hidden - self.rows) for query in range(self.rows))
+            return self.row_bytes + does.reads * self.row_bytes * read // (self.rows * self.hidden)
         column_bytes = self.row_bytes // (self.rows * (1 if self.per_head else self.heads))
         return (does.reads + does.writes) * self.row_bytes + does.columns * column_bytes
 
@@ -179,6 +203,16 @@ def cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
             plain = operator in PLAIN
             for kind, shapes in (("shape", SHAPES if plain else ADDED), ("ragged", RAGGED if plain else ())):
                 found += [Case(operator, kind, dtype, rows // divisor, hidden) for rows, hidden in shapes]
+        for operator in only:
+            if OPERATORS[operator].norm != "softmax":
+                continue
+            for batch, heads, size in softmax_cases.MATRICES:
+                matrix = (max(1, batch // divisor), heads if batch > 1 else heads // divisor)
+                for kind in ("masked", "causal") if operator == "softmax" else ("causal",):
+                    found.append(Case(operator, kind, dtype, size, size, matrix=matrix))
+            found.append(
+                Case(operator, "aligned", dtype, softmax_cases.ALIGNED_QUERIES, 16384, matrix=(4 // divisor, 4))
+            )
     if "bfloat16" in dtypes:
         for operator, sizes in (("rms_norm", (64, 128, 256)), ("rms_norm_backward", (128,))):
             if operator in only:
@@ -207,11 +241,12 @@ class Arrays(NamedTuple):
     bias: Any
     mean: Any
     rstd: Any
+    mask: Any
     read: tuple[Any, ...]  # arrays of rows without gaps: what a copy of as many bytes reads
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+        return tuple(one for one in (self.weight, self.bias) if one is not None)
 
 
 def make_arrays(torch: Any, case: Case) -> Arrays:
@@ -219,6 +254,9 @@ def make_arrays(torch: Any, case: Case) -> Arrays:
         return torch.empty(shape, dtype=getattr(torch, case.dtype), device=DEVICE).normal_()
 
     centred = case.does.norm == "layer_norm"
+    if case.does.norm == "softmax":
+        x, other, mask = softmax_cases.make(torch, case, normal, DEVICE)
+        return Arrays(x, other, None, None, None, None, mask, (x,) if other is None else (x, other))
     if case.part:
         first, heads = PACKED[case.part]
         x = normal(case.rows, PACKED_HEADS, case.hidden)[:, first : first + heads]
@@ -235,7 +273,8 @@ def make_arrays(torch: Any, case: Case) -> Arrays:
             values = values - mean.unsqueeze(-1)
         rstd = torch.rsqrt(values.square().mean(-1) + EPS)
     contiguous = x.contiguous()
-    return Arrays(x, other, weight, bias, mean, rstd, (contiguous,) if other is None else (contiguous, other))
+    read = (contiguous,) if other is None else (contiguous, other)
+    return Arrays(x, other, weight, bias, mean, rstd, None, read)
 
 
 class Expected(NamedTuple):
@@ -247,6 +286,11 @@ class Expected(NamedTuple):
 
 
 def expected(torch: Any, case: Case, arrays: Arrays) -> Expected:
+    if case.does.norm == "softmax":
+        rows = math.prod(case.matrix) * case.rows
+        some = torch.linspace(0, rows - 1, min(rows, CHECKED_ROWS), device=DEVICE).long()
+        values = (arrays.x, arrays.other, arrays.mask)
+        return Expected(some, [softmax_cases.expected(torch, case, some, *values, DEVICE)], [])
     weight, bias = arrays.weight.double(), 0.0 if arrays.bias is None else arrays.bias.double()
 
     def normalized(x: Any) -> tuple[Any, Any]:
@@ -296,7 +340,8 @@ def check(torch: Any, call: Callable[[], Any], case: Case, arrays: Arrays, wante
             return f"result {number}: {tuple(result.shape)} {result.dtype} for {tuple(one.shape)} {one.dtype}"
         if not bool(torch.isfinite(result).all()):
             return f"result {number} has elements that are not finite"
-        some = result[wanted.some] if number < len(wanted.rows) else result
+        of_rows_only = result.reshape(-1, case.hidden) if case.matrix else result
+        some = of_rows_only[wanted.some] if number < len(wanted.rows) else result
         deviation = float((some.double() - reference).norm() / reference.norm())
         if not deviation <= tolerance:
             return f"result {number} has a relative error of {deviation:.1e}"
@@ -318,6 +363,8 @@ def ours(torch: Any, case: Case) -> Bind:
     function = getattr(transformer_rtc, case.operator)
 
     def bind(arrays: Arrays) -> Call:
+        if case.does.norm == "softmax":
+            return softmax_cases.ours(case, arrays.x, arrays.other, arrays.mask)
         if not case.backward:
             rows = (arrays.x,) if arrays.other is None else (arrays.x, arrays.other)
             return functools.partial(function, *rows, *arrays.columns, EPS)
@@ -378,7 +425,13 @@ def of_function(torch: Any, case: Case, function: Callable[..., Any]) -> Bind:
     return bind
 
 
+def softmax_in_torch(torch: Any, case: Case, wrap: Callable[[Any], Any]) -> Bind:
+    return lambda arrays: softmax_cases.in_torch(torch, case, arrays.x, arrays.other, arrays.mask, wrap)
+
+
 def torch_eager(torch: Any, case: Case) -> Bind:
+    if case.does.norm == "softmax":
+        return softmax_in_torch(torch, case, lambda function: function)
     aten, shape = torch.ops.aten, [case.hidden]
     plain = of_function(torch, case, in_torch(torch, case))
 
@@ -407,6 +460,8 @@ def torch_compiled(torch: Any, case: Case) -> Bind:
         import torch._functorch.config as functorch
 
         functorch.donated_buffer = False
+    if case.does.norm == "softmax":
+        return softmax_in_torch(torch, case, functools.partial(torch.compile, dynamic=False))
     return of_function(torch, case, torch.compile(in_torch(torch, case), dynamic=False))
 
 
@@ -445,7 +500,7 @@ def transformer_engine(torch: Any, case: Case) -> Bind:
 
 
 def refuse_all_but_plain(case: Case) -> None:
-    if case.per_head or case.does.way.startswith("add"):
+    if case.per_head or case.does.way.startswith("add") or case.does.norm == "softmax":
         raise UnsupportedError
 
 
@@ -804,8 +859,13 @@ def plot(result: dict[str, Any], path: str) -> None:
     every = [Measured(found) for found in result["cases"]]
     colors = {name: f"C{index}" for index, name in enumerate(PROVIDERS)}
     figure, axes = pyplot.subplot_mosaic(
-        [["rms_norm", "layer_norm"], ["rms_norm_backward", "layer_norm_backward"], ["others", "others"]],
-        figsize=(14, 16),
+        [
+            ["rms_norm", "layer_norm"],
+            ["rms_norm_backward", "layer_norm_backward"],
+            ["softmax", "softmax_backward"],
+            ["others", "others"],
+        ],
+        figsize=(14, 21),
     )
     sizes = [hidden for _, hidden in SHAPES]
     for operator in PLAIN:
@@ -821,7 +881,8 @@ def plot(result: dict[str, Any], path: str) -> None:
                     axis.plot(
                         *zip(*points, strict=True), line, marker="o", markersize=4, color=colors[name], label=label
                     )
-        axis.plot(sizes, PEERS[operator], ":", marker="x", markersize=5, color="black", label=PEERS_SOURCE)
+        peers = [(size, ratio) for size, ratio in zip(sizes, PEERS[operator], strict=True) if ratio]
+        axis.plot(*zip(*peers, strict=True), ":", marker="x", markersize=5, color="black", label=PEERS_SOURCE)
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes, [str(size) for size in sizes], rotation=30)
         axis.set(xlabel="hidden size", title=operator)
@@ -836,7 +897,7 @@ def plot(result: dict[str, Any], path: str) -> None:
     labels = [f"{one.case.operator}, {one.case.dtype}, {one.case.shape}" for one in others]
     axis.set_xticks(range(len(others)), labels, fontsize=6, rotation=90)
     axis.margins(x=0.01)
-    axis.set_title("ragged rows, heads inside a packed qkv, and residuals")
+    axis.set_title("ragged rows, heads inside a packed qkv, residuals, masked and causal matrices")
     for axis in axes.values():
         axis.axhline(1.0, color="black", linewidth=1, alpha=0.5)
         axis.set(ylabel="bandwidth / best copy", ylim=(0, None))

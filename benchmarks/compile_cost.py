@@ -1,5 +1,5 @@
-"""What compiling costs: every class of kernel of the norms at well-known hidden sizes beside an empty kernel, loads and
-first calls on a GPU, and the kernels that were compiled when the package was built.
+"""What compiling costs: every class of kernel at well-known sizes beside an empty kernel, loads and first calls on a
+GPU, and the kernels that were compiled when the package was built. Softmax has one kernel for the lengths of a bucket.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from transformer_rtc.dispatch import Request, operators
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
+    BOOL,
     FLOAT8_E4M3,
     FLOAT32,
     INT8,
@@ -45,23 +46,35 @@ HIDDEN_SIZES = (
 LOADED_SIZES = (1024, 4096, 16384, 65536)
 GPU_REPEAT = 5  # loads of each kernel, and processes of which the first call is timed
 TYPES = {"bf16": BFLOAT16, "fp32": FLOAT32}
-# A class of kernel: its operator, the arrays of the operator's one data type, and those of others.
-CLASSES: dict[str, tuple[str, str, dict[str, DType]]] = {
-    "rms_norm": ("rms_norm", "x weight out", {}),
-    "layer_norm": ("layer_norm", "x weight bias out", {}),
-    "add_rms_norm": ("add_rms_norm", "x residual weight out residual_out", {}),
-    "rms_norm to fp8, scaled, amax": (
-        "rms_norm",
-        "x weight",
-        {"out": FLOAT8_E4M3, "scale": FLOAT32, "amax": FLOAT32},
+
+
+class Class(NamedTuple):
+    """A class of kernel: its operator, the arrays of the operator's one data type, those of others, and flags."""
+
+    operator: str
+    arrays: str
+    others: Mapping[str, DType] = {}
+    flags: frozenset[str] = frozenset()
+
+
+CAUSAL = frozenset({"causal"})
+CLASSES = {
+    "rms_norm": Class("rms_norm", "x weight out"),
+    "layer_norm": Class("layer_norm", "x weight bias out"),
+    "add_rms_norm": Class("add_rms_norm", "x residual weight out residual_out"),
+    "rms_norm to fp8, scaled, amax": Class(
+        "rms_norm", "x weight", {"out": FLOAT8_E4M3, "scale": FLOAT32, "amax": FLOAT32}
     ),
-    "layer_norm to int8, scaled by row": ("layer_norm", "x weight bias", {"out": INT8, "row_scale": FLOAT32}),
-    "rms_norm_backward": ("rms_norm_backward", "dy x weight out dweight", {"rstd": FLOAT32}),
-    "layer_norm_backward": (
-        "layer_norm_backward",
-        "dy x weight out dweight dbias",
-        {"mean": FLOAT32, "rstd": FLOAT32},
+    "layer_norm to int8, scaled by row": Class("layer_norm", "x weight bias", {"out": INT8, "row_scale": FLOAT32}),
+    "rms_norm_backward": Class("rms_norm_backward", "dy x weight out dweight", {"rstd": FLOAT32}),
+    "layer_norm_backward": Class(
+        "layer_norm_backward", "dy x weight out dweight dbias", {"mean": FLOAT32, "rstd": FLOAT32}
     ),
+    "softmax": Class("softmax", "x out"),
+    "softmax, causal": Class("softmax", "x out", {}, CAUSAL),
+    "softmax, masked": Class("softmax", "x out", {"mask": BOOL}),
+    "softmax_backward": Class("softmax_backward", "dy y out"),
+    "softmax_backward, causal": Class("softmax_backward", "dy y out", {}, CAUSAL),
 }
 FINISH = "finish"  # the second launch of a backward call: one kernel for all hidden sizes
 EMPTY = 'extern "C" __global__ void empty() {}\n'
@@ -112,14 +125,16 @@ def specialisations(limits: DeviceLimits, hidden_sizes: Sequence[int] = HIDDEN_S
     """Return every class of kernel at each hidden size; kernels that serve several once."""
     found: dict[str, Kernel] = {}
     for hidden in hidden_sizes:
-        for kind, (name, arrays, others) in CLASSES.items():
+        for kind, (name, arrays, others, flags) in CLASSES.items():
             operator = operators()[name]
+            # Rows of up to so many columns have one kernel.
+            columns = next((bucket for bucket in operator.buckets if hidden <= bucket), hidden)
             for dtypes, dtype in TYPES.items():
                 given: dict[str, DType | None] = dict.fromkeys(
                     argument.name for argument in operator.arguments if argument.dtypes and argument.role != "dtype_out"
                 )
-                given |= dict.fromkeys(arrays.split(), dtype) | others
-                first, *later = operator.family.specialise(Request(name, given, hidden, False, False), limits)
+                given |= dict.fromkeys(arrays.split(), dtype) | dict(others)
+                first, *later = operator.family.specialise(Request(name, given, columns, False, False, flags), limits)
                 found.setdefault(first[0].symbol, Kernel(hidden, kind, dtypes, first[0]))
                 for spec, _ in later:
                     found.setdefault(spec.symbol, Kernel(None, FINISH, dtypes, spec))

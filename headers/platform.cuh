@@ -43,6 +43,9 @@ TRTC_DEVICE float shuffle_from(float value, int lane) { return __shfl_sync(0xfff
 // where it is written.
 TRTC_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
+// The other one where one is NaN.
+TRTC_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+
 TRTC_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 
 TRTC_DEVICE float float_from_bits(uint32 bits) { return __uint_as_float(bits); }

@@ -77,6 +77,22 @@ TRTC_DEVICE float approximate_rsqrt(float value) {
   return result;
 }
 
+// 2^x within 2^-22 of it.
+TRTC_DEVICE float approximate_exp2(float value) {
+  float result;
+  TRTC_PTX(asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(value));)
+  TRTC_PORTABLE(result = exp2f(value);)
+  return result;
+}
+
+// log2(x) within 2^-22.
+TRTC_DEVICE float approximate_log2(float value) {
+  float result;
+  TRTC_PTX(asm("lg2.approx.f32 %0, %1;" : "=f"(result) : "f"(value));)
+  TRTC_PORTABLE(result = log2f(value);)
+  return result;
+}
+
 // ---- Global and shared memory --------------------------------------------------------------------------------------
 // Volatile and clobbering memory, so that no load moves past a store of an in-place call. Naturally aligned.
 
@@ -94,6 +110,11 @@ TRTC_DEVICE float load_float(const void* address) {
   TRTC_PTX(asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");)
   TRTC_PORTABLE(value = trtc_simulator::load<float>(address);)
   return value;
+}
+
+TRTC_DEVICE void load_1(uint32& a, const void* address) {
+  TRTC_PTX(asm volatile("ld.global.u8 %0, [%1];" : "=r"(a) : "l"(address) : "memory");)
+  TRTC_PORTABLE(a = trtc_simulator::load<unsigned char>(address);)
 }
 
 // If `valid`; else 0.

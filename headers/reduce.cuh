@@ -14,12 +14,20 @@ enum class Exchange {
 };
 
 struct Sum {
+  static TRTC_DEVICE float nothing() { return 0.0f; }
   static TRTC_DEVICE float of(float a, float b) { return a + b; }
 };
 
 // Of values without a sign: they compare as their bits do, and NaN is above infinity.
 struct Maximum {
+  static TRTC_DEVICE float nothing() { return 0.0f; }
   static TRTC_DEVICE float of(float a, float b) { return float_from_bits(max(bits_from_float(a), bits_from_float(b))); }
+};
+
+// NaN loses.
+struct Largest {
+  static TRTC_DEVICE float nothing() { return float_from_bits(0xff800000u); }
+  static TRTC_DEVICE float of(float a, float b) { return larger(a, b); }
 };
 
 // Over groups of `Lanes` neighbouring lanes (a power of two). Called by whole converged warps.
@@ -42,8 +50,8 @@ struct GridWorkspace {
 };
 
 // Reduces values of a row over all threads of the row. Every thread of every CTA that takes part calls begin() once,
-// and then, for each row: reduce_in_cta() with each `Use` once, gather() or send() and receive(), and where `Repeats`
-// next_row(). A receive() may come one send() late.
+// and then, for each row, of which there is one at least: reduce_in_cta() with each `Use` once, gather() or send() and
+// receive(), and where `Repeats` next_row(). A receive() may come one send() late.
 //
 // Buffers are used in turn, so that one barrier a use or a gather is enough. Between CTAs there are as many as rows are
 // sent, or 2; 4 where receive() comes late by `lag` = 1: whoever sends the values of row i has received those of row
@@ -105,15 +113,6 @@ struct RowReduction {
 
   TRTC_DEVICE void next_row() { ++row_number; }
 
-  // After the last row, if there may have been none.
-  TRTC_DEVICE void end() {
-#if TRTC_ARCHITECTURE >= 90
-    if constexpr (How == Exchange::cluster) {
-      if (sent == 0) cluster_wait();
-    }
-#endif
-  }
-
   // Over the threads of this CTA that share the row.
   template <class Operation, int Use, int Count>
   TRTC_DEVICE void reduce_in_cta(float (&values)[Count]) {
@@ -134,7 +133,7 @@ struct RowReduction {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         const int slot = thread % slots;
-        values[i] = reduce_lanes<Operation, slots>(slot < warps ? of_row[i * warps + slot] : 0.0f);
+        values[i] = reduce_lanes<Operation, slots>(slot < warps ? of_row[i * warps + slot] : Operation::nothing());
       }
     }
   }

@@ -25,6 +25,11 @@ struct int8 {
   unsigned char bits;
 };
 
+// Whether something holds: any byte but 0.
+struct boolean {
+  unsigned char bits;
+};
+
 template <class A, class B>
 inline constexpr bool is_same = false;
 template <class A>
@@ -60,6 +65,12 @@ TRTC_DEVICE uint32 bytes_from_floats(float low, float high) {
   } else {
     return int8_bits_from_float(low) | int8_bits_from_float(high) << 8;
   }
+}
+
+// Infinity's bits, below zero.
+template <class T>
+TRTC_DEVICE uint32 minus_infinity_bits() {
+  return sizeof(T) == 4 ? 0xff800000u : is_same<T, bfloat16> ? 0xff80u : 0xfc00u;
 }
 
 // The largest number of an 8-bit type.

@@ -5,6 +5,16 @@
 
 namespace trtc {
 
+// An element's bits, from global memory.
+template <class T>
+TRTC_DEVICE uint32 load_element(const T* address) {
+  uint32 bits;
+  if constexpr (sizeof(T) == 4) load_4<Space::global>(bits, address);
+  if constexpr (sizeof(T) == 2) load_2<Space::global>(bits, address, true);
+  if constexpr (sizeof(T) == 1) load_1(bits, address);
+  return bits;
+}
+
 template <class T, int N>
 struct Vec {
   enum : int {
@@ -30,6 +40,9 @@ struct Vec {
       load_each(address, count);
     }
   }
+
+  // From global memory, aligned.
+  TRTC_DEVICE void load_aligned(const T* address) { load_whole<Space::global>(address); }
 
   // From shared memory, aligned.
   TRTC_DEVICE void load_shared(const T* address) { load_whole<Space::shared>(address); }
@@ -81,6 +94,40 @@ struct Vec {
     }
   }
 
+  // Every element has these bits.
+  TRTC_DEVICE void fill(uint32 bits) {
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      word[i] = sizeof(T) == 4 ? bits : sizeof(T) == 2 ? bits | bits << 16 : bits * 0x01010101u;
+    }
+  }
+
+  // Moves every element up by one place, and puts this one first.
+  TRTC_DEVICE void push(uint32 bits) {
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+      for (int i = words - 1; i > 0; --i) word[i] = word[i - 1];
+      word[0] = bits;
+    } else {
+      constexpr int width = 8 * sizeof(T);
+#pragma unroll
+      for (int i = words - 1; i > 0; --i) word[i] = shift_right(word[i - 1], word[i], 32 - width);
+      word[0] = word[0] << width | bits;
+    }
+  }
+
+  // Moves every element down by one place.
+  TRTC_DEVICE void push_down() {
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      const uint32 next = i + 1 < words ? word[i + 1] : 0;
+      word[i] = sizeof(T) == 4 ? next : shift_right(word[i], next, 8 * sizeof(T) % 32);
+    }
+  }
+
+  // Of bytes: whether any bit is set.
+  TRTC_DEVICE bool is_set(int i) const { return (word[i / 4] >> i % 4 * 8 & 0xffu) != 0; }
+
   TRTC_DEVICE float get(int i) const {
     if constexpr (sizeof(T) == 4) {
       return float_from_bits(word[i]);
@@ -116,16 +163,9 @@ struct Vec {
   // a loop they cost every kernel's compilation more than the rest of it.
   TRTC_DEVICE void load_each(const T* address, int count) {
     if constexpr (sizeof(T) == 2) {
-#pragma unroll
-      for (int i = 0; i < words; ++i) word[i] = 0;
+      fill(0);
 #pragma unroll 1
-      for (int i = min(count, N) - 1; i >= 0; --i) {
-        uint32 element;
-        load_2<Space::global>(element, address + i, true);
-#pragma unroll
-        for (int j = words - 1; j > 0; --j) word[j] = shift_right(word[j - 1], word[j], 16);
-        word[0] = word[0] << 16 | element;
-      }
+      for (int i = min(count, N) - 1; i >= 0; --i) push(load_element(address + i));
     } else if constexpr (N == 2) {
       load_4(word[0], address, count > 0);
       load_4(word[1], address + 1, count > 1);

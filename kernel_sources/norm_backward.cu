@@ -331,7 +331,6 @@ TRTC_DEVICE void norm_backward(const Params& params) {
     }
   }
   wait_async();
-  if constexpr (reduces) reduction.end();
 
   if constexpr (Config::has_dweight) {
     store_partials<Config>(static_cast<float*>(params.partials), dweight, shared, 0, place);

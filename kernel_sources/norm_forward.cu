@@ -568,7 +568,6 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
     y_out.finish(0, columns, thread, true);
   }
   wait_async();
-  reduction.end();
   tell_scaling<Config>(params, amax, scale);
 }
 

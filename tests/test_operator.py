@@ -243,7 +243,7 @@ def test_whatever_is_an_index_is_a_margin(margin):
     recorder = Recorder(max_groups=264)
     recorder(x=view((1000, 16)), sm_margin=margin)
     assert recorder.launches[0].grid == (264 * 129 // 132, 1, 1)
-    assert recorder.requests[0][4:] == (False, True)
+    assert recorder.requests[0][4:] == (False, True, 0)
 
 
 # ---- What a plan is asked for with, and what comes back --------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_whatever_is_an_index_is_a_margin(margin):
 def test_columns_are_of_all_rows_or_of_each_head(shape):
     recorder = Recorder()
     recorder(weight=view(shape, BFLOAT16), bias=view(shape, at=PLACES["bias"]), dweight=True, dbias=True)
-    assert recorder.requests[0][3:] == (16, len(shape) == 2, False)
+    assert recorder.requests[0][3:] == (16, len(shape) == 2, False, 0)
     assert [made[:2] for made in recorder.made[1:]] == [(shape, BFLOAT16.id), (shape, FLOAT32.id)]
     for name in ("weight", "bias", "dweight", "dbias"):
         assert recorder.launches[0].memory[name][5] == math.prod(shape)
@@ -263,7 +263,7 @@ def test_one_head_and_one_column_have_any_stride():
     recorder = Recorder()
     recorder(x=view((6, 1, 16)), weight=view((1, 16), strides=(5, 1)), mean=view((6, 1), strides=(1, 9)))
     recorder(x=view((6, 4, 1)), weight=view((4, 1), strides=(1, 9)))
-    assert [request[3:] for request in recorder.requests] == [(16, True, False), (1, True, False)]
+    assert [request[3:] for request in recorder.requests] == [(16, True, False, 0), (1, True, False, 0)]
 
 
 def test_sums_of_columns_have_one_row_where_no_columns_are_given():

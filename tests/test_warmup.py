@@ -76,6 +76,20 @@ def test_a_kernel_of_ones_own_is_a_line_and_back():
         assert parse(line(spec)) == spec and "\n" not in line(spec)
 
 
+def test_every_request_of_softmax_is_a_line_and_back():
+    for name in ("softmax", "log_softmax_backward"):
+        for flags in ({}, {"causal": True}):
+            for columns in (1, 64, 65, 5000, 2**30):
+                (request,) = warming._requests(name, "bfloat16", columns, False, False, flags)
+                assert request.columns == min(b for b in dispatch.operators()[name].buckets if b >= columns)
+                assert request.flags == frozenset(flags) and parse(line(Asked(request))) == Asked(request)
+
+
+def test_a_line_of_any_number_of_columns_asks_for_its_bucket():
+    entry = parse('{"operator": "softmax", "dtypes": {"x": "float32", "out": "float32"}, "columns": 1000, "flags": []}')
+    assert entry.request.columns == 1024
+
+
 KERNEL = {"kernel": "f", "text": "", "fields": [], "options": []}
 GOOD = {"operator": "rms_norm", "dtypes": {"x": "float32", "out": "float32"}, "columns": 8}
 
@@ -101,6 +115,8 @@ GOOD = {"operator": "rms_norm", "dtypes": {"x": "float32", "out": "float32"}, "c
         (json.dumps(GOOD | {"columns": 0}), "it must be from 1 to 1073741824"),
         (json.dumps(GOOD | {"columns": 2**30 + 1}), "it must be from 1 to 1073741824"),
         (json.dumps(GOOD | {"margin": 1}), "margin is 1; it must be true or false"),
+        (json.dumps(GOOD | {"flags": ["causal"]}), "it must be some of: none"),
+        (json.dumps(GOOD | {"operator": "softmax", "flags": "causal"}), "it must be some of: mask_keeps, causal"),
         (json.dumps(GOOD | {"per_head": True}), "per_head needs a weight"),
         (json.dumps(KERNEL | {"more": 1}), "must be an object"),
         (json.dumps(KERNEL | {"kernel": "a b"}), "kernel is 'a b'; it must be the name of a function"),
@@ -175,29 +191,43 @@ def call_arguments(
     first = {"add_": 3 if "backward" in name else 2}.get(
         name[:4], 2 if "backward" in name or name.endswith("_add") else 1
     )
-    positional: list[object] = [np.ones(rows, np.float16) for _ in range(first)]
     keywords: dict[str, object] = {"sm_margin": 4 if given.get("sm_margin") else 0}
     shapes = {"weight": columns, "bias": columns, "dresidual": rows, "rstd": rows[:-1], "mean": rows[:-1]}
     optional = {"weight": True, "bias": "layer_norm" in name and "backward" not in name}
+    shapes |= {"mask": (1, hidden), "sink": (heads,), "lse": rows[:-1]}
+    if "softmax" in name:
+        rows = (2, heads, 2, hidden) if heads else (2, hidden)
+        shapes["lse"] = rows[:-1]
+        optional = {}
+        keywords.pop("sm_margin")
+        given = {key: "aligned" if key == "causal" and value else value for key, value in given.items()}
     for key, value in (optional | given).items():
-        if key in ("sm_margin", "per_head"):
+        if key in ("sm_margin", "per_head", "heads"):
             continue
-        default = np.float32 if key in ("rstd", "mean", "scale", "amax", "scale_inv") else np.float16
+        default = np.float32 if key in ("rstd", "mean", "lse", "scale", "amax", "scale_inv") else np.float16
+        default = np.bool_ if key == "mask" else default
         if key in shapes or key in ("scale", "amax", "scale_inv"):
             if value:
                 keywords[key] = np.ones(shapes.get(key, (1,)), default if value is True else value)
         else:
             keywords[key] = value
-    return positional, keywords
+    return [np.ones(rows, np.float16) for _ in range(first)], keywords
 
 
 PUBLIC = (*dispatch.operators(), *warming._FORMS)
+NORMS = [name for name in PUBLIC if "softmax" not in name]
+SOFTMAX = [name for name in PUBLIC if "softmax" in name]
 FORMS = [
     *((name, {}) for name in PUBLIC),
-    *((name, {"weight": None, "sm_margin": True}) for name in PUBLIC),
-    *((name, {"weight": "float32"}) for name in PUBLIC),
-    *((name, {"per_head": True, "bias": True}) for name in PUBLIC if "backward" not in name),
-    *((name, {"bias": None, "out_dtype": "float32", "return_rstd": True}) for name in PUBLIC if "backward" not in name),
+    *((name, {"out_dtype": "float32", "causal": True}) for name in SOFTMAX),
+    *((name, {"mask": True, "mask_keeps": True, "return_lse": True}) for name in SOFTMAX if "backward" not in name),
+    *((name, {"mask": "float32", "sink": True, "heads": 3}) for name in SOFTMAX if "backward" not in name),
+    *((name, {"sink": "float32", "lse": True, "heads": 3}) for name in SOFTMAX if "backward" in name),
+    ("softmax_backward", {"sink": True, "lse": True, "return_dsink": False, "heads": 3}),
+    *((name, {"weight": None, "sm_margin": True}) for name in NORMS),
+    *((name, {"weight": "float32"}) for name in NORMS),
+    *((name, {"per_head": True, "bias": True}) for name in NORMS if "backward" not in name),
+    *((name, {"bias": None, "out_dtype": "float32", "return_rstd": True}) for name in NORMS if "backward" not in name),
     ("layer_norm", {"return_mean": True, "out_dtype": "float8_e4m3fn", "scale": True, "amax": True}),
     ("add_rms_norm", {"row_scaling": True, "out_dtype": "int8"}),
     ("rms_norm_backward", {"return_dx": False, "rstd": True, "return_dbias": True}),
@@ -208,10 +238,11 @@ FORMS = [
 
 @pytest.mark.parametrize(("name", "given"), FORMS, ids=str)
 def test_a_description_asks_for_what_the_call_does(name, given, empty_cache):
-    positional, keywords = call_arguments(name, given, 64, 3 if given.get("per_head") else 0)
+    heads = 3 if given.get("per_head") else given.get("heads", 0)
+    positional, keywords = call_arguments(name, given, 64, heads)
     found = asked_by(lambda: getattr(transformer_rtc, name)(*positional, **keywords))
     flags = {flag: given.get(flag, False) for flag in ("per_head", "sm_margin")}
-    arguments = {key: value for key, value in given.items() if key not in flags}
+    arguments = {key: value for key, value in given.items() if key not in (*flags, "heads")}
     (request,) = warming._requests(name, "float16", 64, flags["per_head"], flags["sm_margin"], arguments)
     assert found == Asked(request)
 

@@ -1,4 +1,4 @@
-"""Transformer norm kernels that are compiled by NVRTC the first time they are used."""
+"""Transformer norm and softmax kernels that are compiled by NVRTC the first time they are used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -11,6 +11,8 @@ from .launch import Kernel, LaunchConfig, device_limits
 from .manager import Event, KernelManager, manager
 from .ops.norms import *  # noqa: F403
 from .ops.norms import __all__ as _norms
+from .ops.softmax import *  # noqa: F403
+from .ops.softmax import __all__ as _softmax
 from .settings import settings as _settings
 from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, TextSpec
@@ -27,6 +29,7 @@ _LATER = {"ManifestEntry": "manifest", "record": "manifest", "WarmupRecord": "wa
 __all__ = [
     *_errors,
     *_norms,
+    *_softmax,
     "DeviceArray",
     "Event",
     "Field",

@@ -5,6 +5,7 @@ from typing import Any
 
 OLDEST_DRIVER: int
 MAX_PARAMETER_BYTES: int
+MOST_COLUMNS: int
 
 _Dim3 = tuple[int, int, int]
 
@@ -76,7 +77,11 @@ class View:
     ) -> None: ...
 
 class Role: ...
-class Source: ...
+
+class Source:
+    REAL: Source
+    INTEGER: Source
+    FLAG: Source
 
 class Stage:
     def __init__(
@@ -93,6 +98,7 @@ class Stage:
 
 class Plan:
     ANY_GROUPS: int
+    OF_HEADS: int
 
     def __init__(
         self,
@@ -104,6 +110,7 @@ class Plan:
         partial_bytes: int,
         whole_heads: bool,
         multiprocessors: int,
+        row_bytes: int = 0,
     ) -> None: ...
 
 class Operator:
@@ -111,10 +118,11 @@ class Operator:
         self,
         name: str,
         arguments: Sequence[tuple[Role, str, Sequence[int], bool, int, Sequence[int]]],
-        plan: Callable[[int, int, tuple[int, ...], int, bool, bool], Plan],
+        plan: Callable[[int, int, tuple[int, ...], int, bool, bool, int], Plan],
         slow_call: Callable[[tuple[Any, ...]], object],
         framework_of: Callable[[type, str], tuple[object, object]],
         implementation: object,
+        buckets: Sequence[int] = (),
     ) -> None: ...
     @property
     def name(self) -> str: ...

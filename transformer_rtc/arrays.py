@@ -17,7 +17,7 @@ import numpy as np
 
 from . import _native
 from .errors import ArgumentError, DeviceNotFoundError
-from .spec import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
+from .spec import BFLOAT16, BOOL, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, UINT8
 
 if TYPE_CHECKING:
     from .dispatch import Argument
@@ -25,10 +25,25 @@ if TYPE_CHECKING:
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 HOST = -1  # the device of arrays that are simulated
 _ON_HOST, _ON_GPU = (_CPU, _CUDA_HOST), (_CUDA, _CUDA_MANAGED)
-_TYPESTRS = {"<f4": FLOAT32.id, "<f2": FLOAT16.id, "|i1": INT8.id}  # of the array interface protocols
+_TYPESTRS = {
+    "<f4": FLOAT32.id,
+    "<f2": FLOAT16.id,
+    "|i1": INT8.id,
+    "|u1": UINT8.id,
+    "|b1": BOOL.id,
+}  # of the array interface protocols
 _OF_ML_DTYPES = (BFLOAT16.id, FLOAT8_E4M3.id, FLOAT8_E5M2.id)  # what numpy itself has no type for
-_MADE = ("row_values", "column_values")  # roles of arrays that the caller never gives
-_GIVEN = ("rows", "columns", "row_inputs", "value", "rows_out", "value_out")  # roles of arrays of the caller's
+_MADE = ("row_values", "column_values", "head_sums")  # roles of arrays that the caller never gives
+_GIVEN = (
+    "rows",
+    "columns",
+    "row_inputs",
+    "value",
+    "mask",
+    "head_values",
+    "rows_out",
+    "value_out",
+)  # roles of arrays of the caller's
 _WRITTEN = ("rows_out", "value_out")  # roles of arrays that are written where the caller gives them
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 

@@ -25,6 +25,7 @@ from .simulator import SimulatedDevice
 from .spec import DTYPES, DeviceLimits, DType, KernelSpec, Params
 
 __all__ = [
+    "OF_HEADS",
     "Argument",
     "Asked",
     "Family",
@@ -57,13 +58,15 @@ class Argument(NamedTuple):
     role : str
         An input array: ``"rows"``, [..., columns], and the first argument is one; ``"columns"``, [columns], or
         [heads, columns] where rows are [..., heads, columns]; ``"row_inputs"``, [...], one value a row; ``"value"``,
-        one element.
+        one element; ``"mask"``, [..., columns], broadcast to rows [..., heads, queries, columns];
+        ``"head_values"``, [heads], of such rows.
         An output: ``"rows_out"``, an array like the first input, allocated where the caller gives none;
         ``"value_out"``, one element that is written where the caller gives it, and not returned; ``"row_values"``,
         whether to return an array [...] with one value a row; ``"column_values"``, whether to return an array of the
-        shape of the columns. What is said of outputs: ``"dtype_out"``, their data type; ``"wanted"``, whether they are
-        made and returned. Others: ``"real"``, a float; ``"sm_margin"``, how many multiprocessors to leave free;
-        ``"stream"``.
+        shape of the columns; ``"head_sums"``, whether to return an array [heads], of rows [..., heads, queries,
+        columns]. What is said of outputs: ``"dtype_out"``, their data type; ``"wanted"``, whether they are
+        made and returned. Others: ``"real"``, a float; ``"integer"``, an int of 32 bits; ``"flag"``, whether a kernel
+        is one of its kind; ``"sm_margin"``, how many multiprocessors to leave free; ``"stream"``.
     dtypes : tuple of DType
         What an array may hold; of ``"row_values"``, the one it holds.
     optional : bool
@@ -82,7 +85,7 @@ class Argument(NamedTuple):
     of: tuple[str, ...] = ()
 
 
-_NO_ARRAYS = ("real", "dtype_out", "wanted", "sm_margin", "stream")
+_NO_ARRAYS = ("real", "integer", "flag", "dtype_out", "wanted", "sm_margin", "stream")
 
 
 def native_arguments(
@@ -113,11 +116,13 @@ class Request(NamedTuple):
     dtypes : dict of str to DType or None
         Of each array; None where it is absent or not wanted.
     columns : int
-        Of a row.
+        Of a row; where an operator has buckets, of the longest one of the bucket.
     per_head : bool
         Whether the columns' arrays are [heads, columns].
     margin : bool
         Whether multiprocessors are to be left free: the launch over rows must be persistent.
+    flags : frozenset of str
+        The flags that are set.
     """
 
     operator: str
@@ -125,6 +130,7 @@ class Request(NamedTuple):
     columns: int
     per_head: bool
     margin: bool
+    flags: frozenset[str] = frozenset()
 
 
 class Asked(NamedTuple):
@@ -159,6 +165,8 @@ class LaunchRule(NamedTuple):
         Of each group of CTAs that shares rows, zeroed before the first launch.
     partial_bytes : int
         Of each such group, for what later launches read; not zeroed.
+    row_bytes : int
+        Of each row, likewise.
     persistent : bool
         Whether there are no more groups than are resident together, and each takes rows in turn. Those of a cooperative
         launch always do.
@@ -170,7 +178,8 @@ class LaunchRule(NamedTuple):
         kernel waits (programmatic dependent launch).
     columns_per_cta : int
         Of a launch that follows the first, whose grid has enough CTAs for the columns in x, and the heads in y where
-        there are arrays of each head; 0 for the first.
+        there are arrays of each head; 0 for the first. `OF_HEADS`: a CTA for each head of rows [..., heads, queries,
+        columns].
     """
 
     threads: int
@@ -180,6 +189,7 @@ class LaunchRule(NamedTuple):
     dynamic_shared_memory: int = 0
     workspace_bytes: int = 0
     partial_bytes: int = 0
+    row_bytes: int = 0
     persistent: bool = False
     columns_per_cta: int = 0
     whole_heads: bool = False
@@ -189,6 +199,9 @@ class LaunchRule(NamedTuple):
     def cooperative(self) -> bool:
         """Whether all CTAs are resident together."""
         return self.ctas_per_row > 1 and not self.clusters
+
+
+OF_HEADS = _native.Plan.OF_HEADS
 
 
 class StaticKernel(NamedTuple):
@@ -242,14 +255,20 @@ class Operator:
         Who knows its kernels.
     arguments : sequence of Argument
         In the order of the call.
+    buckets : sequence of int
+        Numbers of columns, ascending to the largest that there may be: rows of up to one of them have the same kernels,
+        which are asked for with it. Empty: each number of columns has its own.
     """
 
-    def __init__(self, name: str, family: Family, arguments: Sequence[Argument]) -> None:
+    def __init__(self, name: str, family: Family, arguments: Sequence[Argument], buckets: Sequence[int] = ()) -> None:
         self.name = name
         self.family = family
         self.arguments = tuple(arguments)
+        self.buckets = tuple(buckets)
         self._arrays = [argument.name for argument in arguments if argument.role not in _NO_ARRAYS]
         self._reals = [argument.name for argument in arguments if argument.role == "real"]
+        self._integers = [argument.name for argument in arguments if argument.role == "integer"]
+        self._flags = [argument.name for argument in arguments if argument.role == "flag"]
         self.native: _native.Operator = _native.Operator(
             name,
             native_arguments(arguments),
@@ -257,15 +276,24 @@ class Operator:
             lambda values: arrays.call(self.native, self.arguments, values, _simulating_on_host),
             arrays.framework_of,
             _chosen,
+            self.buckets,
         )
         self.call: Callable[..., object] = self.native.entry()
         _operators[name] = self
 
     def _plan(
-        self, implementation: int, device: int, dtype_ids: tuple[int, ...], columns: int, per_head: bool, margin: bool
+        self,
+        implementation: int,
+        device: int,
+        dtype_ids: tuple[int, ...],
+        columns: int,
+        per_head: bool,
+        margin: bool,
+        flags: int,
     ) -> _native.Plan:
         dtypes = {name: DTYPES.get(dtype) for name, dtype in zip(self._arrays, dtype_ids, strict=True)}
-        request = Request(self.name, dtypes, columns, per_head, margin)
+        flagged = frozenset(name for number, name in enumerate(self._flags) if flags >> number & 1)
+        request = Request(self.name, dtypes, columns, per_head, margin, flagged)
         simulated = _simulated[implementation - _SIMULATOR] if implementation >= _SIMULATOR else None
         if simulated and device != arrays.HOST:
             raise ArgumentError(
@@ -344,15 +372,22 @@ class Operator:
             rule.partial_bytes,
             rule.whole_heads,
             kernel.multiprocessors,
+            rule.row_bytes,
         )
 
     def _fill(self, source: str, offset: int) -> tuple[_native.Source, int, int]:
         """Return what fills a field: ``"x.data"`` is the pointer of the array x, ``"rows"`` their number."""
         owner, _, what = source.rpartition(".")
-        kind = getattr(_native.Source, (what if owner or what not in self._reals else "real").upper())
         if owner:
-            return kind, self._arrays.index(owner), offset
-        return kind, self._reals.index(what) if what in self._reals else 0, offset
+            return getattr(_native.Source, what.upper()), self._arrays.index(owner), offset
+        for kind, names in (
+            (_native.Source.REAL, self._reals),
+            (_native.Source.INTEGER, self._integers),
+            (_native.Source.FLAG, self._flags),
+        ):
+            if what in names:
+                return kind, names.index(what), offset
+        return getattr(_native.Source, what.upper()), 0, offset
 
 
 _told = False

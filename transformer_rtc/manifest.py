@@ -11,19 +11,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import dispatch, usage
+from . import _native, dispatch, usage
 from .dispatch import Argument, Asked, Request, operators
 from .errors import ArgumentError
 from .settings import settings
 from .spec import DTYPES, DeviceLimits, Field, TextSpec
 
-__all__ = ["MAX_COLUMNS", "ManifestEntry", "arrays_of", "check_request", "line", "parse", "read", "record"]
+__all__ = ["ManifestEntry", "arrays_of", "check_request", "columns_of", "line", "parse", "read", "record"]
 
-MAX_COLUMNS = 1 << 30
 _MOST_CTAS: int = DeviceLimits._field_defaults["max_ctas_per_row"]
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 _KERNEL_FIELDS = {"kernel", "text", "fields", "options"}
-_FIELDS = {"operator", "dtypes", "columns", "per_head", "margin", "max_ctas_per_row"}
+_FIELDS = {"operator", "dtypes", "columns", "per_head", "margin", "flags", "max_ctas_per_row"}
 
 
 # A line of a manifest: what an operator was asked for, or a caller's own kernel.
@@ -48,9 +47,24 @@ def line(entry: ManifestEntry) -> str:
         "per_head": request.per_head,
         "margin": request.margin,
     }
+    if request.flags:
+        fields["flags"] = sorted(request.flags)
     if entry.max_ctas_per_row != _MOST_CTAS:
         fields["max_ctas_per_row"] = entry.max_ctas_per_row
     return json.dumps(fields)
+
+
+def columns_of(operator: str, columns: int) -> int:
+    """Return with which number of columns rows of so many are asked for.
+
+    Raises
+    ------
+    ArgumentError
+        If no row may have so many.
+    """
+    if not 1 <= columns <= _native.MOST_COLUMNS:
+        raise ArgumentError(f"{operator}: a hidden size is {columns}; it must be from 1 to {_native.MOST_COLUMNS}")
+    return next((bucket for bucket in operators()[operator].buckets if bucket >= columns), columns)
 
 
 def check_request(request: Request) -> None:
@@ -71,8 +85,6 @@ def check_request(request: Request) -> None:
         elif dtype not in argument.dtypes:
             accepted = ", ".join(other.name for other in argument.dtypes)
             raise ArgumentError(f"{name}: {argument.name} must be one of {accepted}; it is {dtype.name}")
-    if not 1 <= request.columns <= MAX_COLUMNS:
-        raise ArgumentError(f"{name}: a hidden size is {request.columns}; it must be from 1 to {MAX_COLUMNS}")
     if request.per_head and not any(request.dtypes[a.name] for a in arrays_of(name) if a.role == "columns"):
         raise ArgumentError(f"{name}: per_head needs a weight or a bias, which each head has of its own")
 
@@ -104,7 +116,7 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
         return _parse_kernel(fields, refuse)
     if not isinstance(fields, dict) or not {"operator", "dtypes", "columns"} <= fields.keys() <= _FIELDS:
         raise refuse(
-            "it must be an object with operator, dtypes and columns, and perhaps per_head, margin and "
+            "it must be an object with operator, dtypes and columns, and perhaps per_head, margin, flags and "
             f"max_ctas_per_row; or with {', '.join(sorted(_KERNEL_FIELDS))}; it is {text.strip()[:200]}"
         )
     name, given = fields["operator"], fields["dtypes"]
@@ -127,8 +139,13 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
     if not 1 <= numbers["max_ctas_per_row"] <= _MOST_CTAS:
         raise refuse(f"max_ctas_per_row is {numbers['max_ctas_per_row']}; it must be from 1 to {_MOST_CTAS}")
     dtypes = {array: _BY_NAME[given[array]] if given.get(array) else None for array in names}
-    request = Request(name, dtypes, numbers["columns"], flags["per_head"], flags["margin"])
+    known = [argument.name for argument in operators()[name].arguments if argument.role == "flag"]
+    flagged = fields.get("flags", [])
+    if not isinstance(flagged, list) or not all(flag in known for flag in flagged):
+        raise refuse(f"flags is {flagged!r}; it must be some of: {', '.join(known) or 'none'}")
     try:
+        columns = columns_of(name, numbers["columns"])
+        request = Request(name, dtypes, columns, flags["per_head"], flags["margin"], frozenset(flagged))
         check_request(request)
     except ArgumentError as error:
         raise refuse(str(error)) from None

@@ -10,11 +10,13 @@ from typing import NamedTuple
 __all__ = [
     "ARCHITECTURES",
     "BFLOAT16",
+    "BOOL",
     "FLOAT8_E4M3",
     "FLOAT8_E5M2",
     "FLOAT16",
     "FLOAT32",
     "INT8",
+    "UINT8",
     "DType",
     "DeviceLimits",
     "Field",
@@ -54,8 +56,10 @@ BFLOAT16 = DType("bfloat16", 4 << 8 | 16, "bf16", "trtc::bfloat16", 2)
 FLOAT8_E4M3 = DType("float8_e4m3fn", 10 << 8 | 8, "e4m3", "trtc::float8_e4m3", 1)
 FLOAT8_E5M2 = DType("float8_e5m2", 12 << 8 | 8, "e5m2", "trtc::float8_e5m2", 1)
 INT8 = DType("int8", 0 << 8 | 8, "i8", "trtc::int8", 1)
+UINT8 = DType("uint8", 1 << 8 | 8, "u8", "trtc::boolean", 1)
+BOOL = DType("bool", 6 << 8 | 8, "bool", "trtc::boolean", 1)
 
-DTYPES = {dtype.id: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT8)}
+DTYPES = {dtype.id: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT8, UINT8, BOOL)}
 
 
 class DeviceLimits(NamedTuple):

@@ -52,6 +52,9 @@ class WarmupRecord(NamedTuple):
     error: str = ""
 
 
+# Roles of results that are added up over rows.
+_SUMS = ("column_values", "head_sums")
+
 # Told of each record, with how many there are by now and will be.
 Progress = Callable[[WarmupRecord, int, int], None]
 
@@ -62,9 +65,9 @@ def _names(operator: str) -> dict[str, Argument]:
     for argument in operators()[operator].arguments:
         if argument.role == "row_values":
             found["row_scaling" if argument.name == "row_scale" else f"return_{argument.name}"] = argument
-        elif argument.role == "column_values":
+        elif argument.role in _SUMS:
             found[f"return_{argument.name}"] = argument
-        elif argument.role not in ("rows_out", "real", "sm_margin", "stream"):
+        elif argument.role not in ("rows_out", "real", "integer", "sm_margin", "stream"):
             found[argument.name] = argument
     return found
 
@@ -96,14 +99,15 @@ def _request(
     for argument in arrays:
         name = argument.name
         like = types.get(argument.like) or types.get(arrays[0].name) or dtype
-        if argument.role in ("rows_out", "column_values"):
+        if argument.role in ("rows_out", *_SUMS):
             kind = chosen(said_of(argument, "dtype_out"), given.get(said_of(argument, "dtype_out")) or True, like)
             if argument.role == "rows_out":
                 wanted = given.get(said_of(argument, "wanted"), True)
             else:
                 wanted = given.get(f"return_{name}")
                 if wanted is None:
-                    wanted = types["weight"] is not None and (name == "dweight" or centred)
+                    # As the operators' functions have it: of what is given.
+                    wanted = types[argument.like] is not None and (name != "dbias" or centred)
             types[name] = kind if wanted else None
         elif argument.role == "row_values":
             wanted = given.get("row_scaling" if name == "row_scale" else f"return_{name}", False)
@@ -112,9 +116,14 @@ def _request(
             is_there = not argument.optional or name == "weight" or (name == "bias" and centred)
             if argument.role == "value_out":
                 is_there = False
-            default = dtype if len(argument.dtypes) > 1 else argument.dtypes[0]
+            # A mask says by default which elements do not take part.
+            default = argument.dtypes[0] if argument.role == "mask" or len(argument.dtypes) == 1 else dtype
             types[name] = chosen(name, given.get(name, is_there), default)
-    request = Request(operator, types, columns, per_head, margin)
+    described = operators()[operator].arguments
+    flags = frozenset(a.name for a in described if a.role == "flag" and given.get(a.name))
+    has_margin = any(a.role == "sm_margin" for a in described)
+    columns = manifest.columns_of(operator, columns)
+    request = Request(operator, types, columns, per_head, margin and has_margin, flags)
     manifest.check_request(request)
     return request
 
@@ -252,7 +261,8 @@ def warmup(
     **arguments
         What a call gives besides, by the names that the operators take: True, a data type, or None. ``weight`` is there
         unless it is None, and so is LayerNorm's ``bias``; others are where they are named, such as
-        ``weight="float32"``, ``return_rstd=True``, ``out_dtype="float8_e4m3fn"``, ``scale=True``.
+        ``weight="float32"``, ``return_rstd=True``, ``out_dtype="float8_e4m3fn"``, ``scale=True``; of softmax,
+        ``causal=True``, ``mask="bool"``, ``sink=True``.
 
     Returns
     -------

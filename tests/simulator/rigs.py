@@ -19,6 +19,7 @@ from cases import FAMILY, Case
 from transformer_rtc import KernelManager, SimulatedDevice, dispatch, using
 from transformer_rtc.ops import norms
 from transformer_rtc.ops.norm_configurations import NormConfig
+from transformer_rtc.ops.norm_general import GeneralSpec
 from transformer_rtc.ops.norm_kernels import BackwardSpec, ForwardSpec
 from transformer_rtc.spec import ARCHITECTURES, DType, Target
 
@@ -103,6 +104,7 @@ class Guarded:
 # Offsets in elements of arrays of rows, of columns and of outputs, and elements that pad their rows to a multiple.
 ALIGNED = (0, 0, 0, 16)
 MISALIGNED = (1, 3, 5, 1)
+SECOND_MISALIGNED = (0, 0, 16, 16)  # only the second output
 
 
 def _placed(case: Case, dtype: DType, layout: tuple[int, ...], offset: int) -> Guarded:
@@ -200,11 +202,11 @@ def reconfigured(stages: Sequence[tuple[Any, Any]], config: NormConfig) -> tuple
 
 
 class Configured:
-    """The family of norms with one configuration."""
+    """The family of norms with one configuration; None: with the general kernels, each compiled alone."""
 
     name = FAMILY.name
 
-    def __init__(self, config: NormConfig, operator: str) -> None:
+    def __init__(self, config: NormConfig | None, operator: str) -> None:
         self.config, self.operator = config, operator
         self.static_program = FAMILY.static_program
 
@@ -212,12 +214,16 @@ class Configured:
         return FAMILY.static(request._replace(operator=self.operator))
 
     def specialise(self, request, limits):
+        if self.config is None:
+            return tuple(
+                (GeneralSpec(kernel.symbol, tuple(request.dtypes)), rule) for kernel, rule in self.static(request)
+            )
         assert limits.max_ctas_per_row >= self.config.ctas_per_row, "the device cannot hold a row's CTAs together"
         return reconfigured(FAMILY.specialise(request._replace(operator=self.operator), limits), self.config)
 
 
 @contextlib.contextmanager
-def configured(operator: str, config: NormConfig) -> Iterator[None]:
+def configured(operator: str, config: NormConfig | None) -> Iterator[None]:
     """Have an operator divide its rows by one configuration."""
     name = f"{operator}_configured"
     made = dispatch.Operator(name, Configured(config, operator), dispatch.operators()[operator].arguments)

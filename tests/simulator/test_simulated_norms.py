@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 from cases import BACKWARD, BY_ROW, DELAYED, FLOAT8, FLOATS, FORWARD, Case
-from rigs import ALIGNED, MISALIGNED, assert_same_bits, bits, configured, devices, hold, run
+from rigs import ALIGNED, MISALIGNED, SECOND_MISALIGNED, assert_same_bits, bits, configured, devices, hold, run
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, using
@@ -171,6 +171,38 @@ def test_a_margin_leaves_the_bits_as_they_are(operator, static, rng):
             for device in devices(90, seeds=(), static=static, multiprocessors=4):
                 found = run(device, case._replace(margin=margin), given)
                 assert_same_bits(found, plain, f"a margin of {margin} on {device!r}")
+
+
+# ---- Rows in turn ----------------------------------------------------------------------------------------------------
+
+# The operator, its rows and columns, the type of x and of the output, and (threads, rows of a CTA, vector, steps, CTAs,
+# stages). What the tables take in turn is long, or many rows: other tests have one turn of it.
+IN_TURN = (
+    ("layer_norm", 300, 120, BFLOAT16, BFLOAT16, (16, 8, 8, 1, 1, 2)),
+    ("add_rms_norm", 300, 252, FLOAT32, FLOAT16, (32, 8, 4, 2, 1, 2)),
+    ("rms_norm", 25, 1024, FLOAT32, FLOAT8_E4M3, (256, 1, 4, 1, 1, 3)),
+    ("layer_norm_add", 25, 900, FLOAT16, FLOAT16, (256, 1, 4, 1, 1, 2)),
+    ("add_layer_norm", 25, 1001, FLOAT16, BFLOAT16, (256, 1, 2, 2, 1, 3)),
+    ("rms_norm_add", 25, 999, BFLOAT16, FLOAT32, (256, 1, 4, 1, 1, 2)),
+    ("layer_norm", 33, 2000, FLOAT32, FLOAT32, (64, 1, 4, 8, 1, 2)),
+    ("layer_norm_add", 17, 4000, BFLOAT16, BFLOAT16, (64, 1, 8, 8, 1, 2)),
+    ("add_layer_norm", 25, 1020, FLOAT32, FLOAT32, (64, 1, 4, 1, 4, 2)),
+    ("rms_norm_add", 25, 1017, FLOAT16, FLOAT16, (64, 1, 4, 1, 4, 2)),
+    ("add_layer_norm", 25, 1015, BFLOAT16, FLOAT32, (64, 1, 4, 1, 4, 3)),
+    ("add_rms_norm", 25, 1024, BFLOAT16, BFLOAT16, (64, 1, 4, 1, 4, 3)),
+)
+
+
+@pytest.mark.parametrize(("operator", "rows", "hidden", "dtype", "out", "divided_by"), IN_TURN)
+def test_forward_rows_in_turn_where_each_cta_has_several(operator, rows, hidden, dtype, out, divided_by, rng):
+    threads, rows_per_cta, vector, steps, ctas, stages = divided_by
+    config = NormConfig(threads, rows_per_cta, vector, steps, ctas, in_shared=True, stages=stages)
+    scaling = DELAYED if out in FLOAT8 else ()
+    case = forward_case(operator, rows, hidden, dtype, weight=FLOAT32, bias=dtype, out=out, scaling=scaling)
+    layouts = (ALIGNED, MISALIGNED, SECOND_MISALIGNED)
+    for architecture, clusters in ((90, ctas > 1), *(((80, False),) if ctas > 1 else ())):
+        with configured(operator, dataclasses.replace(config, clusters=clusters)):
+            hold(devices(architecture, seeds=(), multiprocessors=1), case, rng, layouts)
 
 
 # ---- Heads ---------------------------------------------------------------------------------------------------------

@@ -103,6 +103,17 @@ Extent extent_of(const View& contiguous) {
   return {contiguous.data, contiguous.data + contiguous.size() * dtype_bytes(contiguous.dtype)};
 }
 
+Extent extent_of_strided(const View& view) {
+  if (view.size() == 0) return {view.data, view.data};
+  int64_t low = 0, high = 1;  // in elements
+  for (int i = 0; i < view.ndim; ++i) {
+    const int64_t distance = (view.shape[i] - 1) * view.stride(i);
+    (distance < 0 ? low : high) += distance;
+  }
+  const int bytes = dtype_bytes(view.dtype);
+  return {view.data + low * bytes, view.data + high * bytes};
+}
+
 Extent extent_of(const Geometry& geometry, const View& rows, const RowStrides& strides) {
   int64_t low = 0, high = geometry.columns;  // in elements from the first row
   const int64_t reach[] = {(geometry.rows / geometry.inner_count - 1) * strides.outer,

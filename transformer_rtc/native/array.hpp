@@ -46,6 +46,15 @@ struct RowStrides {
   int64_t inner = 0;
 };
 
+// Of an array that is broadcast to rows [..., heads, queries, columns].
+struct MaskStrides {
+  int64_t batch = 0;
+  int64_t head = 0;
+  int64_t query = 0;
+};
+
+constexpr int64_t kMostColumns = int64_t{1} << 30;
+
 // Collapses views[0 .. count), which have one shape. Strides of dimensions that do not repeat are 0. Returns false
 // where more than two strides are left.
 bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowStrides* strides);
@@ -66,6 +75,7 @@ struct Extent {
 };
 
 Extent extent_of(const View& contiguous);
+Extent extent_of_strided(const View& view);
 Extent extent_of(const Geometry& geometry, const View& rows, const RowStrides& strides);
 
 // floor(n / divisor) = (n * magic) >> (32 + shift) for n < 2^31 and 2 <= divisor < 2^31 (Granlund and Montgomery,

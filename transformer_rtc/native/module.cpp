@@ -187,6 +187,7 @@ PYBIND11_MODULE(_native, module) {
 
   module.attr("OLDEST_DRIVER") = kOldestDriver;
   module.attr("MAX_PARAMETER_BYTES") = kMaxParameterBytes;
+  module.attr("MOST_COLUMNS") = kMostColumns;
   module.def("driver_version", [] { return driver().version; });
   module.def("device_count", &device_count);
   module.def("device_attribute", [](int ordinal, int id) { return device(ordinal).attribute(id); });
@@ -285,13 +286,18 @@ PYBIND11_MODULE(_native, module) {
       .value("COLUMNS", Role::columns)
       .value("ROW_INPUTS", Role::row_inputs)
       .value("VALUE", Role::value)
+      .value("MASK", Role::mask)
+      .value("HEAD_VALUES", Role::head_values)
       .value("VALUE_OUT", Role::value_out)
       .value("REAL", Role::real)
+      .value("INTEGER", Role::integer)
+      .value("FLAG", Role::flag)
       .value("ROWS_OUT", Role::rows_out)
       .value("DTYPE_OUT", Role::dtype_out)
       .value("WANTED", Role::wanted)
       .value("ROW_VALUES", Role::row_values)
       .value("COLUMN_VALUES", Role::column_values)
+      .value("HEAD_SUMS", Role::head_sums)
       .value("SM_MARGIN", Role::sm_margin)
       .value("STREAM", Role::stream);
   py::enum_<Source>(module, "Source")
@@ -300,6 +306,8 @@ PYBIND11_MODULE(_native, module) {
       .value("INNER_STRIDE", Source::inner_stride)
       .value("DTYPE", Source::dtype)
       .value("REAL", Source::real)
+      .value("INTEGER", Source::integer)
+      .value("FLAG", Source::flag)
       .value("ROWS", Source::rows)
       .value("COLUMNS", Source::columns)
       .value("INNER_COUNT", Source::inner_count)
@@ -310,7 +318,17 @@ PYBIND11_MODULE(_native, module) {
       .value("HEADS_SHIFT", Source::heads_shift)
       .value("GROUPS", Source::groups)
       .value("WORKSPACE", Source::workspace)
-      .value("PARTIALS", Source::partials);
+      .value("PARTIALS", Source::partials)
+      .value("QUERIES", Source::queries)
+      .value("QUERIES_MAGIC", Source::queries_magic)
+      .value("QUERIES_SHIFT", Source::queries_shift)
+      .value("MATRIX_HEADS", Source::matrix_heads)
+      .value("MATRIX_HEADS_MAGIC", Source::matrix_heads_magic)
+      .value("MATRIX_HEADS_SHIFT", Source::matrix_heads_shift)
+      .value("BATCH_STRIDE", Source::batch_stride)
+      .value("HEAD_STRIDE", Source::head_stride)
+      .value("QUERY_STRIDE", Source::query_stride)
+      .value("ROW_PARTIALS", Source::row_partials);
 
   py::class_<Stage>(module, "Stage")
       .def(py::init([](std::shared_ptr<Launcher> launcher, std::array<unsigned, 3> block,
@@ -329,29 +347,37 @@ PYBIND11_MODULE(_native, module) {
       }));
   py::class_<Plan> plan(module, "Plan");
   plan.def(py::init([](std::vector<Stage> stages, int64_t rows_per_cta, int64_t ctas_per_row, int64_t max_groups,
-                       int64_t workspace_bytes, int64_t partial_bytes, bool whole_heads, int64_t multiprocessors) {
-    for (size_t i = 0; i < stages.size(); ++i) {
-      if ((stages[i].columns_per_cta > 0) != (i > 0)) {
-        throw std::invalid_argument("a plan's first launch is over rows, and the others are over columns");
-      }
-    }
-    return Plan{std::move(stages), rows_per_cta,  ctas_per_row, max_groups,
-                workspace_bytes,   partial_bytes, whole_heads,  multiprocessors};
-  }));
+                       int64_t workspace_bytes, int64_t partial_bytes, bool whole_heads, int64_t multiprocessors,
+                       int64_t row_bytes) {
+             for (size_t i = 0; i < stages.size(); ++i) {
+               if ((stages[i].columns_per_cta != 0) != (i > 0)) {
+                 throw std::invalid_argument("a plan's first launch is over rows, and the others are over columns");
+               }
+             }
+             return Plan{std::move(stages), rows_per_cta, ctas_per_row, max_groups,     workspace_bytes,
+                         partial_bytes,     row_bytes,    whole_heads,  multiprocessors};
+           }),
+           py::arg("stages"), py::arg("rows_per_cta"), py::arg("ctas_per_row"), py::arg("max_groups"),
+           py::arg("workspace_bytes"), py::arg("partial_bytes"), py::arg("whole_heads"), py::arg("multiprocessors"),
+           py::arg("row_bytes") = 0);
   plan.attr("ANY_GROUPS") = Plan::kAnyGroups;
+  plan.attr("OF_HEADS") = Plan::kOfHeads;
 
   py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
-      .def(py::init(
-          [](std::string name,
-             std::vector<std::tuple<Role, std::string, std::vector<DtypeId>, bool, int, std::vector<int>>> arguments,
-             py::object plan, py::object slow_call, py::object framework_of, py::object implementation) {
-            std::vector<Argument> list;
-            for (auto& [role, argument, dtypes, optional, like, of] : arguments) {
-              list.push_back({role, argument, dtypes, optional, like, of});
-            }
-            return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), slow_call.ptr(),
-                                              framework_of.ptr(), implementation.ptr());
-          }))
+      .def(py::init([](std::string name,
+                       std::vector<std::tuple<Role, std::string, std::vector<DtypeId>, bool, int, std::vector<int>>>
+                           arguments,
+                       py::object plan, py::object slow_call, py::object framework_of, py::object implementation,
+                       std::vector<int64_t> buckets) {
+             std::vector<Argument> list;
+             for (auto& [role, argument, dtypes, optional, like, of] : arguments) {
+               list.push_back({role, argument, dtypes, optional, like, of});
+             }
+             return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), slow_call.ptr(),
+                                               framework_of.ptr(), implementation.ptr(), std::move(buckets));
+           }),
+           py::arg("name"), py::arg("arguments"), py::arg("plan"), py::arg("slow_call"), py::arg("framework_of"),
+           py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
       .def_property_readonly("name", &Operator::name)
       .def("run_views", &run_views)
       .def("entry", [](py::object self) {

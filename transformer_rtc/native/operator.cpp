@@ -16,6 +16,8 @@ namespace {
 bool is_array(Role role) {
   switch (role) {
     case Role::real:
+    case Role::integer:
+    case Role::flag:
     case Role::dtype_out:
     case Role::wanted:
     case Role::sm_margin:
@@ -113,26 +115,32 @@ size_t Operator::KeyHash::operator()(const Key& key) const {
 }
 
 Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* plan, PyObject* slow_call,
-                   PyObject* framework_of, PyObject* implementation)
+                   PyObject* framework_of, PyObject* implementation, std::vector<int64_t> buckets)
     : name_(std::move(name)),
       arguments_(std::move(arguments)),
       plan_(Py_NewRef(plan)),
       slow_call_(Py_NewRef(slow_call)),
       framework_of_(Py_NewRef(framework_of)),
       implementation_(Py_NewRef(implementation)),
+      buckets_(std::move(buckets)),
       dtypes_seen_(PyDict_New()) {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const Argument& argument = arguments_[i];
     const Role role = argument.role;
     if (!is_array(role)) continue;
-    const bool input = role == Role::rows || role == Role::columns || role == Role::row_inputs || role == Role::value;
+    const bool input = role == Role::rows || role == Role::columns || role == Role::row_inputs || role == Role::value ||
+                       role == Role::mask || role == Role::head_values;
     arrays_.push_back({&argument, role, static_cast<int>(i), role == Role::rows || role == Role::rows_out, input,
                        role == Role::rows_out || role == Role::value_out,
-                       role == Role::row_values || role == Role::column_values, input && !argument.optional, nullptr});
+                       role == Role::row_values || role == Role::column_values || role == Role::head_sums,
+                       input && !argument.optional, nullptr});
   }
   if (arguments_.empty() || arguments_[0].role != Role::rows || arguments_[0].optional || arrays_.size() > kMaxArrays) {
     throw std::invalid_argument("an operator's first argument is an array of rows, and it has at most " +
                                 std::to_string(kMaxArrays) + " arrays");
+  }
+  if (!buckets_.empty() && (!std::is_sorted(buckets_.begin(), buckets_.end()) || buckets_.back() != kMostColumns)) {
+    throw std::invalid_argument("buckets ascend to the largest number of columns");
   }
   for (const Argument& argument : arguments_) {
     if (argument.role != Role::wanted) continue;
@@ -177,7 +185,7 @@ const Operator::Framework& Operator::framework(PyTypeObject* type, int array, co
 
 void Operator::read_values(PyObject* const* arguments, Call& call) {
   for (size_t i = 0; i < arrays_.size(); ++i) call.wanted[i] = arrays_[i].role == Role::rows_out;
-  int array = 0, real = 0;
+  int array = 0, real = 0, integer = 0, flag = 0;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const Argument& argument = arguments_[i];
     PyObject* value = arguments[i];
@@ -186,12 +194,15 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
       case Role::columns:
       case Role::row_inputs:
       case Role::value:
+      case Role::mask:
+      case Role::head_values:
       case Role::value_out:
       case Role::rows_out:
         ++array;
         break;
       case Role::row_values:
       case Role::column_values:
+      case Role::head_sums:
         call.wanted[array] = truth(value);
         if (argument.role == Role::row_values) call.dtypes[array] = argument.dtypes[0];
         ++array;
@@ -220,6 +231,19 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
         call.reals[real++] = number;
         break;
       }
+      case Role::integer: {
+        const Py_ssize_t number = PyBool_Check(value) ? INT64_MIN : PyNumber_AsSsize_t(value, nullptr);
+        if (number < INT32_MIN || number > INT32_MAX || PyErr_Occurred()) {
+          PyErr_Clear();
+          refuse(argument.name,
+                 "must be an integer of 32 bits; it is " + py::repr(py::handle(value)).cast<std::string>());
+        }
+        call.integers[integer++] = static_cast<int32_t>(number);
+        break;
+      }
+      case Role::flag:
+        call.flags |= static_cast<uint32_t>(truth(value)) << flag++;
+        break;
       case Role::sm_margin:
         // Beyond 2^63 - 1 it is that: more than any device has.
         call.sm_margin = PyBool_Check(value) ? -1 : PyNumber_AsSsize_t(value, nullptr);
@@ -318,9 +342,12 @@ const Plan& Operator::plan(const Call& call, const Layout& layout) {
   Key key{};
   const int device = call.views[0].device;
   const bool margin = call.sm_margin > 0;
-  key[0] = static_cast<uint64_t>(call.implementation) << 34 | static_cast<uint64_t>(margin) << 33 |
-           static_cast<uint64_t>(layout.per_head) << 32 | static_cast<uint32_t>(device);
-  key[1] = static_cast<uint64_t>(layout.geometry.columns);
+  int64_t columns = layout.geometry.columns;
+  if (!buckets_.empty()) columns = *std::lower_bound(buckets_.begin(), buckets_.end(), columns);
+  key[0] = static_cast<uint64_t>(call.flags) << 48 | static_cast<uint64_t>(call.implementation) << 34 |
+           static_cast<uint64_t>(margin) << 33 | static_cast<uint64_t>(layout.per_head) << 32 |
+           static_cast<uint32_t>(device);
+  key[1] = static_cast<uint64_t>(columns);
   std::memcpy(&key[2], call.dtypes, sizeof(call.dtypes));
   if (last_plan_ != nullptr && key == last_key_) return *last_plan_;
 
@@ -329,8 +356,8 @@ const Plan& Operator::plan(const Call& call, const Layout& layout) {
     py::tuple dtypes(arrays_.size());
     for (size_t i = 0; i < arrays_.size(); ++i) dtypes[i] = py::int_(call.dtypes[i]);
     py::object made = py::reinterpret_steal<py::object>(PyObject_CallFunction(
-        plan_, "iiOLOO", call.implementation, device, dtypes.ptr(), static_cast<long long>(layout.geometry.columns),
-        layout.per_head ? Py_True : Py_False, margin ? Py_True : Py_False));
+        plan_, "iiOLOOI", call.implementation, device, dtypes.ptr(), static_cast<long long>(columns),
+        layout.per_head ? Py_True : Py_False, margin ? Py_True : Py_False, call.flags));
     if (!made) throw PythonErrorSet{};
     found = plans_.emplace(key, made.cast<const Plan&>()).first;
   }
@@ -365,6 +392,9 @@ void Operator::check_view(const Array& array, const View& view, const View& firs
     }
     return;
   }
+  if (array.role == Role::mask) {
+    return check_mask(name, view, first, layout.mask_strides[&array - arrays_.data()]);
+  }
   if (array.role == Role::columns) {
     if (layout.pattern != nullptr) {
       if (!view.same_shape(*layout.pattern)) {
@@ -390,10 +420,51 @@ void Operator::check_view(const Array& array, const View& view, const View& firs
       refuse(name, "must have the shape " + of_rows.shape_text() + ", one element for each row of " + first_name +
                        "; it has " + view.shape_text());
     }
+  } else if (array.role == Role::head_values) {
+    const View of_heads{nullptr, 1, first.shape + first.ndim - 3};
+    if (first.ndim < 3 || !view.same_shape(of_heads)) {
+      refuse(name, "must have one element for each head of " + first_name +
+                       " [..., heads, queries, keys], whose shape is " + first.shape_text() + "; it has " +
+                       view.shape_text());
+    }
   } else if (view.ndim > 1 || view.size() != 1) {
     refuse(name, "must have the shape () or (1,); it has " + view.shape_text());
   }
   if (!view.contiguous()) refuse(name, "must be contiguous: pass " + name + ".contiguous()");
+}
+
+void Operator::check_mask(const std::string& name, const View& view, const View& first, MaskStrides& strides) const {
+  bool broadcasts = view.ndim >= 1 && view.ndim <= first.ndim;
+  const int missing = first.ndim - view.ndim;  // its leading dimensions
+  for (int i = 0; i < view.ndim && broadcasts; ++i) {
+    broadcasts = view.shape[i] == first.shape[missing + i] || (view.shape[i] == 1 && i + 1 < view.ndim);
+  }
+  if (!broadcasts) {
+    refuse(name, "must have the shape of " + arguments_[0].name + ", " + first.shape_text() +
+                     ", or one that is broadcast to it along dimensions before the last; it has " + view.shape_text());
+  }
+  if (view.size() > 0 && view.shape[view.ndim - 1] > 1 && view.stride(view.ndim - 1) != 1) {
+    refuse(name, "must be contiguous in its last dimension; there its stride is " +
+                     std::to_string(view.stride(view.ndim - 1)) + ": pass " + name + ".contiguous()");
+  }
+  const auto stride = [&](int dimension) {  // of the rows' shape
+    const int own = dimension - missing;
+    return own < 0 || view.shape[own] == 1 ? int64_t{0} : view.stride(own);
+  };
+  if (first.ndim >= 2) strides.query = stride(first.ndim - 2);
+  if (first.ndim >= 3) strides.head = stride(first.ndim - 3);
+  // Those before the heads are counted as one.
+  int64_t extent = 1;
+  for (int dimension = first.ndim - 4; dimension >= 0; --dimension) {
+    if (first.shape[dimension] == 1) continue;
+    if (extent == 1) {
+      strides.batch = stride(dimension);
+    } else if (stride(dimension) != strides.batch * extent) {
+      refuse(name, "must have dimensions before the heads that collapse to one stride; its shape is " +
+                       view.shape_text() + ": pass a contiguous array of " + first.shape_text());
+    }
+    extent *= first.shape[dimension];
+  }
 }
 
 Operator::Layout Operator::check(Call& call) const {
@@ -432,8 +503,7 @@ Operator::Layout Operator::check(Call& call) const {
   if (results == 0) throw_argument_error(name_ + ": nothing is asked for");
 
   const int64_t columns = first.shape[first.ndim - 1];
-  constexpr int64_t most_columns = int64_t{1} << 30;
-  if (columns < 1 || columns > most_columns) {
+  if (columns < 1 || columns > kMostColumns) {
     refuse(first_name, "must have 1 to 2^30 elements in its last dimension; it has " + std::to_string(columns));
   }
   RowStrides strides[kMaxArrays];
@@ -451,6 +521,15 @@ Operator::Layout Operator::check(Call& call) const {
            "has more than 2^31 - 1 rows, so its leading dimensions must collapse to one stride: "
            "pass a contiguous array");
   }
+  if (first.ndim >= 2) layout.queries = first.shape[first.ndim - 2];
+  if (first.ndim >= 3) layout.matrix_heads = first.shape[first.ndim - 3];
+  bool by_query = call.flags != 0;
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    by_query |= call.objects[i] != nullptr && (arrays_[i].role == Role::mask || arrays_[i].role == Role::head_values);
+  }
+  if (by_query && geometry.rows > INT32_MAX) {
+    refuse(first_name, "may have up to 2^31 - 1 rows where they are told apart by their query");
+  }
   constexpr int64_t most_heads = 65535;  // a grid's second dimension
   if (layout.per_head && (geometry.rows > INT32_MAX || layout.heads > most_heads)) {
     refuse(*layout.pattern_name, "may have a row for each head up to 65535 heads and 2^31 - 1 rows of " + first_name +
@@ -465,6 +544,7 @@ void Operator::check_overlap(const Call& call, const Layout& layout) const {
   const Geometry& geometry = layout.geometry;
   const auto extent = [&](size_t i) {
     const View& view = call.views[i];
+    if (arrays_[i].role == Role::mask) return extent_of_strided(view);
     return arrays_[i].of_rows ? extent_of(geometry, view, layout.strides[i]) : extent_of(view);
   };
   for (size_t out = 0; out < arrays_.size(); ++out) {
@@ -507,6 +587,9 @@ void Operator::make_outputs(Call& call, Layout& layout, Allocator& allocator, Ou
     const int64_t* shape = first.shape;
     if (arrays_[i].role == Role::row_values) {
       --ndim;
+    } else if (arrays_[i].role == Role::head_sums) {
+      ndim = 1;
+      shape = &layout.matrix_heads;
     } else if (arrays_[i].role == Role::column_values) {
       ndim = layout.per_head ? 2 : 1;
       shape += first.ndim - ndim;
@@ -566,6 +649,12 @@ std::vector<Memory> Operator::memory(const Call& call, const Layout& layout) con
       rows.outer_stride = layout.strides[i].outer;
       rows.inner_count = geometry.inner_count;
       rows.inner_stride = layout.strides[i].inner;
+    } else if (array.role == Role::head_values || array.role == Role::head_sums) {
+      rows.columns = layout.matrix_heads;
+    } else if (array.role == Role::mask) {
+      const Extent extent = extent_of_strided(call.views[i]);
+      rows.data = const_cast<char*>(extent.low);
+      rows.columns = (extent.high - extent.low) / dtype_bytes(call.dtypes[i]);
     } else if (array.role == Role::row_inputs || array.role == Role::row_values) {
       rows.columns = geometry.rows;
     } else if (array.role == Role::columns || array.role == Role::column_values) {
@@ -586,10 +675,10 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
     const int64_t column_elements = layout.heads * geometry.columns;
     make_outputs(call, layout, allocator, outputs);
     for (size_t i = 0; i < arrays_.size(); ++i) {
-      if (arrays_[i].role != Role::column_values || !call.wanted[i] || column_elements == 0) continue;
-      plan(call, layout)
-          .stages[0]
-          .launcher->zero(call.views[i].data, column_elements * dtype_bytes(call.dtypes[i]), stream);
+      const bool of_heads = arrays_[i].role == Role::head_sums;
+      const int64_t elements = of_heads ? layout.matrix_heads : column_elements;
+      if (!(of_heads || arrays_[i].role == Role::column_values) || !call.wanted[i] || elements == 0) continue;
+      plan(call, layout).stages[0].launcher->zero(call.views[i].data, elements * dtype_bytes(call.dtypes[i]), stream);
     }
     return outputs.release();
   }
@@ -602,7 +691,8 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
   constexpr int64_t alignment = 256;
   const int64_t zeroed_bytes = plan.workspace_bytes * groups;
   const int64_t partials_at = plan.partial_bytes > 0 ? round_up(zeroed_bytes, alignment) : zeroed_bytes;
-  const int64_t shared_bytes = partials_at + plan.partial_bytes * groups;
+  const int64_t rows_at = partials_at + plan.partial_bytes * groups;
+  const int64_t shared_bytes = rows_at + plan.row_bytes * geometry.rows;
   char* workspace = nullptr;
   py::object workspace_owner;
   if (shared_bytes > 0) {
@@ -614,25 +704,36 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
 
   std::vector<Memory> memory;
   if (plan.stages[0].launcher->asks_for_memory()) {
-    static const std::string workspace_name = "the workspace", partials_name = "the partial sums";
+    static const std::string workspace_name = "the workspace", partials_name = "the partial sums",
+                             rows_name = "the rows' parts";
     memory = this->memory(call, layout);
     if (zeroed_bytes > 0) memory.push_back({&workspace_name, workspace, 1, zeroed_bytes, 1, 0, 1, 0, true, true});
     if (plan.partial_bytes > 0) {
       memory.push_back(
           {&partials_name, workspace + partials_at, 4, plan.partial_bytes * groups / 4, 1, 0, 1, 0, true, false});
     }
+    if (plan.row_bytes > 0) {
+      memory.push_back(
+          {&rows_name, workspace + rows_at, 4, plan.row_bytes * geometry.rows / 4, 1, 0, 1, 0, true, false});
+    }
   }
   const Divisor inner_divisor = divide_by_count(geometry.inner_count), heads_divisor = divide_by_count(layout.heads);
+  const Divisor queries_divisor = divide_by_count(layout.queries),
+                matrix_heads_divisor = divide_by_count(layout.matrix_heads);
   for (size_t number = 0; number < plan.stages.size(); ++number) {
     const Stage& stage = plan.stages[number];
     LaunchShape shape = stage.shape;
     if (number == 0) {
       shape.grid = {static_cast<unsigned>(groups * plan.ctas_per_row), 1, 1};
     } else {
-      const int64_t ctas = (geometry.columns + stage.columns_per_cta - 1) / stage.columns_per_cta;
-      shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(layout.heads), 1};
-      // The first launch wrote the partial sums, which are the last entry.
-      if (!memory.empty() && plan.partial_bytes > 0) memory.back().initialised = true;
+      if (stage.columns_per_cta == Plan::kOfHeads) {
+        shape.grid = {static_cast<unsigned>(layout.matrix_heads), 1, 1};
+      } else {
+        const int64_t ctas = (geometry.columns + stage.columns_per_cta - 1) / stage.columns_per_cta;
+        shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(layout.heads), 1};
+      }
+      // The first launch wrote the sums, which are the last entry.
+      if (!memory.empty() && plan.partial_bytes + plan.row_bytes > 0) memory.back().initialised = true;
     }
     alignas(16) char params[kMaxParameterBytes] = {};
     for (const FieldFill& field : stage.fields) {
@@ -652,6 +753,12 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
           break;
         case Source::real:
           put(params, field.offset, static_cast<float>(call.reals[i]));
+          break;
+        case Source::integer:
+          put(params, field.offset, call.integers[i]);
+          break;
+        case Source::flag:
+          put(params, field.offset, static_cast<int32_t>(call.flags >> i & 1));
           break;
         case Source::rows:
           put(params, field.offset, geometry.rows);
@@ -685,6 +792,36 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
           break;
         case Source::partials:
           put(params, field.offset, workspace + partials_at);
+          break;
+        case Source::row_partials:
+          put(params, field.offset, workspace + rows_at);
+          break;
+        case Source::queries:
+          put(params, field.offset, static_cast<uint32_t>(layout.queries));
+          break;
+        case Source::queries_magic:
+          put(params, field.offset, queries_divisor.magic);
+          break;
+        case Source::queries_shift:
+          put(params, field.offset, queries_divisor.shift);
+          break;
+        case Source::matrix_heads:
+          put(params, field.offset, static_cast<uint32_t>(layout.matrix_heads));
+          break;
+        case Source::matrix_heads_magic:
+          put(params, field.offset, matrix_heads_divisor.magic);
+          break;
+        case Source::matrix_heads_shift:
+          put(params, field.offset, matrix_heads_divisor.shift);
+          break;
+        case Source::batch_stride:
+          put(params, field.offset, layout.mask_strides[i].batch);
+          break;
+        case Source::head_stride:
+          put(params, field.offset, layout.mask_strides[i].head);
+          break;
+        case Source::query_stride:
+          put(params, field.offset, layout.mask_strides[i].query);
           break;
       }
     }

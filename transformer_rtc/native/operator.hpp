@@ -19,13 +19,18 @@ enum class Role {
   columns,        // input array [columns], or [heads, columns] where rows are [..., heads, columns]; all have one shape
   row_inputs,     // input array [...], one value a row
   value,          // input array of one element
+  mask,           // input array [..., columns] that is broadcast to the rows' shape [..., heads, queries, columns]
+  head_values,    // input array [heads], of such rows
   value_out,      // array of one element that is written in place, or None
   real,           // float
+  integer,        // int of 32 bits
+  flag,           // bool: which kernels there are
   rows_out,       // output array [..., columns], allocated where None
   dtype_out,      // data type of outputs, or None: that of the arrays they are like
   wanted,         // bool: whether an output of rows is made and returned
   row_values,     // bool: whether to return an output [...] with one value a row
   column_values,  // bool: whether to return an output of the shape of the columns
+  head_sums,      // bool: whether to return an output [heads], of rows [..., heads, queries, columns]
   sm_margin,      // int: multiprocessors to leave free
   stream,         // stream handle, an object that has one, or None: the framework's current stream
 };
@@ -39,13 +44,15 @@ struct Argument {
   std::vector<int> of;  // the arrays that this is about
 };
 
-// What fills a field of the parameters. `index` counts arrays, or reals, in the order of the arguments.
+// What fills a field of the parameters. `index` counts arrays, reals, integers or flags, in the order of the arguments.
 enum class Source {
   data,
   outer_stride,
   inner_stride,
   dtype,
   real,
+  integer,
+  flag,
   rows,
   columns,
   inner_count,
@@ -57,6 +64,16 @@ enum class Source {
   groups,
   workspace,
   partials,
+  queries,  // rows [..., heads, queries, columns] as matrices of one head and batch
+  queries_magic,
+  queries_shift,
+  matrix_heads,
+  matrix_heads_magic,
+  matrix_heads_shift,
+  batch_stride,  // of a mask
+  head_stride,
+  query_stride,
+  row_partials,
 };
 
 struct FieldFill {
@@ -72,12 +89,13 @@ struct Stage {
   std::shared_ptr<Launcher> launcher;
   LaunchShape shape;  // but for the grid
   std::vector<FieldFill> fields;
-  int64_t columns_per_cta;  // of a launch behind the first, whose grid is over the columns and heads
+  int64_t columns_per_cta;  // of a launch behind the first, whose grid is over the columns and heads; or kOfHeads
 };
 
 // All that is fixed once the arguments' types and the hidden size are known. The first stage is over the rows.
 struct Plan {
   static constexpr int64_t kAnyGroups = INT32_MAX;
+  static constexpr int64_t kOfHeads = -1;  // a CTA for each head of rows [..., heads, queries, columns]
 
   std::vector<Stage> stages;
   int64_t rows_per_cta;
@@ -85,6 +103,7 @@ struct Plan {
   int64_t max_groups;       // of CTAs that share rows, in one grid; fewer than kAnyGroups take rows in turn
   int64_t workspace_bytes;  // per group, zeroed before the first launch
   int64_t partial_bytes;    // per group, from the first launch to the others
+  int64_t row_bytes;        // per row, likewise
   bool whole_heads;         // each group gets rows of the same heads again and again, and keeps what belongs to them
   int64_t multiprocessors;
 };
@@ -96,6 +115,8 @@ struct Call {
   bool wanted[kMaxArrays] = {};        // outputs that are returned
   DtypeId dtypes[kMaxArrays] = {};     // 0: absent; before `run`: of outputs, what is asked for
   double reals[kMaxArrays] = {};
+  int32_t integers[kMaxArrays] = {};
+  uint32_t flags = 0;  // a bit for each, in their order
   int64_t sm_margin = 0;
   int implementation = 0;
 };
@@ -110,11 +131,13 @@ class Allocator {
 
 class Operator {
  public:
-  // plan(implementation, device, dtypes, columns, per head, with a margin) -> Plan; slow_call(arguments) -> result;
+  // plan(implementation, device, dtypes, columns, per head, with a margin, flags) -> Plan; slow_call(arguments) ->
+  // result;
   // framework_of(type) -> (DLPack exchange API capsule or None, is_grad_enabled or None);
-  // implementation: a context variable holding a small int.
+  // implementation: a context variable holding a small int. Where there are `buckets`, ascending, a plan is for every
+  // number of columns up to one of them, and is asked for with that; the last one is kMostColumns.
   Operator(std::string name, std::vector<Argument> arguments, PyObject* plan, PyObject* slow_call,
-           PyObject* framework_of, PyObject* implementation);
+           PyObject* framework_of, PyObject* implementation, std::vector<int64_t> buckets);
 
   // The hot path. Arguments as in the descriptor, all given.
   PyObject* call(PyObject* const* arguments, Py_ssize_t count);
@@ -152,6 +175,9 @@ class Operator {
     const std::string* pattern_name = nullptr;
     bool per_head = false;
     int64_t heads = 1;
+    int64_t queries = 1;
+    int64_t matrix_heads = 1;
+    MaskStrides mask_strides[kMaxArrays];
   };
   // Implementation, flags and device; columns; the arrays' dtypes.
   using Key = std::array<uint64_t, 2 + kMaxArrays * sizeof(DtypeId) / sizeof(uint64_t)>;
@@ -163,6 +189,7 @@ class Operator {
   // Checks the arrays, and finds how their rows lie and what types outputs have.
   Layout check(Call& call) const;
   void check_view(const Array& array, const View& view, const View& first, Layout& layout) const;
+  void check_mask(const std::string& name, const View& view, const View& first, MaskStrides& strides) const;
   // Written arrays must not overlap any other, but for an output of rows that is an input of rows: in place.
   void check_overlap(const Call& call, const Layout& layout) const;
   // Allocates where the caller gave none; returns the results.
@@ -178,6 +205,7 @@ class Operator {
   PyObject* slow_call_;
   PyObject* framework_of_;
   PyObject* implementation_;
+  std::vector<int64_t> buckets_;
   std::vector<Array> arrays_;
   std::unordered_map<PyTypeObject*, Framework> frameworks_;
   // The last call's, which the next one most likely is like.

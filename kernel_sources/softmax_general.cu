@@ -1,0 +1,185 @@
+// The general kernels of softmax: length, types and options at run time. Complete, not fast: `Threads` threads have a
+// row, and read it again for each thing they ask of it.
+#pragma once
+
+#include "any_row.cuh"
+#include "softmax.cuh"
+
+namespace trtc {
+
+// A row's mask: bytes, or numbers that are added.
+struct AnyMask {
+  const boolean* bytes;
+  AnyRow added;
+  bool keeps;
+};
+
+template <class Params>
+TRTC_DEVICE AnyMask any_mask(const Params& params, int64 row, int columns) {
+  AnyMask mask{nullptr, any_row(nullptr, 0, 0, 0), params.mask_keeps != 0};
+  if (params.mask != nullptr) {
+    const int64 offset = mask_offset(params, row);
+    if ((params.mask_dtype & 0xff) == 8) {
+      mask.bytes = static_cast<const boolean*>(params.mask) + offset;
+    } else {
+      mask.added = any_row(params.mask, params.mask_dtype, offset, columns);
+    }
+  }
+  return mask;
+}
+
+template <class Params>
+TRTC_DEVICE bool takes_part(const Params& params, const AnyMask& mask, Range range, int column) {
+  return column < params.columns && range.has(column) &&
+         (mask.bytes == nullptr || (load_element(mask.bytes + column) != 0) == mask.keeps);
+}
+
+template <class Params>
+TRTC_DEVICE float any_sink(const Params& params, int64 row) {
+  float sink[1];
+  any_row(params.sink, params.sink_dtype, head_of_matrix(params, matrix_of(params, row)), 1).load(sink, 0);
+  return sink[0];
+}
+
+// v of the columns from `column` on: -infinity where there is none or it does not take part.
+template <class Params, int N>
+TRTC_DEVICE void load_scaled(const Params& params, float (&v)[N], const AnyRow& x, const AnyMask& mask, Range range,
+                             int column) {
+  float added[N] = {};
+  x.load(v, column);
+  if (mask.added.present()) mask.added.load(added, column);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const bool in = takes_part(params, mask, range, column + i) && v[i] != minus_infinity();
+    v[i] = in ? fused_multiply_add(v[i], params.scale, added[i]) : minus_infinity();
+  }
+}
+
+template <bool Logarithm, int Threads, int RowsPerCta, class Params>
+TRTC_DEVICE void softmax_forward_rows(const Params& params) {
+  constexpr int N = general_vector;
+  const int thread = thread_index() % Threads;
+  RowReduction<Threads, RowsPerCta, 1, Exchange::none, 1, true, 2> reduction;
+  reduction.begin(params, 0);
+  for (int64 first_row = cta_index() * RowsPerCta; first_row < params.rows; first_row += ctas_in_grid() * RowsPerCta) {
+    const int64 row = first_row + thread_index() / Threads;
+    // A row past the last takes part in the reductions with no columns.
+    const bool exists = row < params.rows;
+    const int columns = exists ? params.columns : 0;
+    const Range range = range_of<true>(params, row);
+    const AnyRow x = any_row(params.x, params.x_dtype,
+                             row_offset(params, row, params.x_outer_stride, params.x_inner_stride), columns);
+    const AnyRow out = any_row(params.out, params.out_dtype,
+                               row_offset(params, row, params.out_outer_stride, params.out_inner_stride), columns);
+    const AnyMask mask = any_mask(params, row, columns);
+
+    float most[1] = {minus_infinity()};
+    for (int column = thread * N; column < columns; column += Threads * N) {
+      float v[N];
+      load_scaled(params, v, x, mask, range, column);
+#pragma unroll
+      for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], v[i]);
+    }
+    reduction.template reduce_in_cta<Largest, 0>(most);
+    const float sink = params.sink != nullptr && exists ? any_sink(params, row) : minus_infinity();
+    most[0] = Largest::of(most[0], sink);
+    const float about = most[0] == minus_infinity() ? 0.0f : most[0];
+    LongSums<1> sums;
+    for (int column = thread * N; column < columns; column += Threads * N) {
+      float v[N];
+      load_scaled(params, v, x, mask, range, column);
+      float of_vec[1] = {0.0f};
+#pragma unroll
+      for (int i = 0; i < N; ++i) of_vec[0] += exponential(v[i] - about);
+      sums.add(of_vec);
+    }
+    sums.close();
+    reduction.template reduce_in_cta<Sum, 1>(sums.all);
+    const float total = sums.all[0] + exponential(sink - about);
+    const float log_total = total == 0.0f ? 0.0f : logarithm(total);
+    if (params.lse != nullptr && thread == 0 && exists) {
+      static_cast<float*>(params.lse)[row] = total == 0.0f ? minus_infinity() : about + log_total;
+    }
+    for (int column = thread * N; column < columns; column += Threads * N) {
+      float v[N];
+      load_scaled(params, v, x, mask, range, column);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        // What does not take part is zero even in a row of NaN.
+        const bool masked = mask.added.present() && v[i] == minus_infinity();
+        const bool in = takes_part(params, mask, range, column + i) && !masked && total != 0.0f;
+        if constexpr (Logarithm) {
+          v[i] = in ? (v[i] - about) - log_total : minus_infinity();
+        } else {
+          v[i] = in ? divide(exponential(v[i] - about), total) : 0.0f;
+        }
+      }
+      out.store(v, column);
+    }
+    reduction.next_row();
+  }
+}
+
+template <bool Logarithm, int Threads, int RowsPerCta, class Params>
+TRTC_DEVICE void softmax_backward_rows(const Params& params) {
+  constexpr int N = general_vector;
+  const int thread = thread_index() % Threads;
+  const float nothing = Logarithm ? minus_infinity() : 0.0f;
+  RowReduction<Threads, RowsPerCta, 1, Exchange::none, 1, true, 2> reduction;
+  reduction.begin(params, 0);
+  for (int64 first_row = cta_index() * RowsPerCta; first_row < params.rows; first_row += ctas_in_grid() * RowsPerCta) {
+    const int64 row = first_row + thread_index() / Threads;
+    const int columns = row < params.rows ? params.columns : 0;
+    const Range range = range_of<true>(params, row);
+    const AnyRow y = any_row(params.y, params.y_dtype,
+                             row_offset(params, row, params.y_outer_stride, params.y_inner_stride), columns);
+    const AnyRow dy = any_row(params.dy, params.dy_dtype,
+                              row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride), columns);
+    const AnyRow dx = any_row(params.dx, params.dx_dtype,
+                              row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride), columns);
+    LongSums<1> sums;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int column = thread * N; column < columns; column += Threads * N) {
+        float of_y[N], of_dy[N];
+        y.load(of_y, column);
+        dy.load(of_dy, column);
+        float of_vec[1] = {0.0f};
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const bool takes_part = column + i < columns && range.has(column + i) && of_y[i] != nothing;
+          if (pass == 0) {
+            const float term = Logarithm ? of_dy[i] : of_dy[i] * of_y[i];
+            of_vec[0] += takes_part ? term : 0.0f;
+          } else {
+            const float found = Logarithm ? fused_multiply_add(-exponential(of_y[i]), sums.all[0], of_dy[i])
+                                          : of_y[i] * (of_dy[i] - sums.all[0]);
+            of_dy[i] = takes_part ? params.scale * found : 0.0f;
+          }
+        }
+        if (pass == 0) {
+          sums.add(of_vec);
+        } else {
+          dx.store(of_dy, column);
+        }
+      }
+      if (pass == 0) {
+        sums.close();
+        reduction.template reduce_in_cta<Sum, 0>(sums.all);
+        if (params.row_partials != nullptr && thread == 0 && row < params.rows) {
+          static_cast<float*>(params.row_partials)[row] =
+              sink_gradient(params, row, sums.all[0], any_sink(params, row));
+        }
+      }
+    }
+    reduction.next_row();
+  }
+}
+
+template <class Params>
+TRTC_DEVICE void softmax_backward_finish_heads(const Params& params) {
+  const float sum[1] = {sum_of_head(params)};
+  any_row(params.dsink, params.dsink_dtype, cta_index(), thread_index() == 0 ? 1 : 0).store(sum, 0);
+}
+
+}  // namespace trtc

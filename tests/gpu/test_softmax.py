@@ -1,0 +1,126 @@
+"""Softmax on a GPU: the simulator's checks at full size, on arrays that are staged, and torch's where they lie."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import softmax_reference as expected
+from reference import NUMPY_TYPES
+from softmax_calls import MASKS, at, bits, hold
+
+import transformer_rtc
+from transformer_rtc import log_softmax, softmax, softmax_backward
+from transformer_rtc.ops.softmax_kernels import BUCKETS
+from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
+
+FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+# TransformerEngine's and Apex's lengths, and what they do not have.
+LENGTHS = (
+    *(16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384),
+    *(1, 2, 3, 17, 127, 1000, 1023, 1025, 4097, 16385, 32769, 50257, 128256, 131072, 262144, 524289, 1 << 20),
+)
+
+
+@pytest.mark.parametrize("columns", LENGTHS)
+def test_every_length_is_within_the_bound(columns, implementation, rng):
+    rows = max(1, min(130, (1 << 20) // columns))
+    for dtype in FLOATS if columns < 200_000 else (BFLOAT16, FLOAT32):
+        x, dy = (expected.drawn(rng, (rows, columns), dtype) for _ in range(2))
+        hold(x, dy, dtype, scale=0.3)
+
+
+@pytest.mark.parametrize("columns", [7, 100, 1001, 4096, 20_001, 70_001])
+def test_a_row_has_the_same_bits_wherever_it_lies(columns, implementation, torch, rng):
+    row = torch.tensor(rng.standard_normal(columns) * 3, device="cuda").bfloat16()
+    gradient = torch.randn(columns, device="cuda").bfloat16()
+    results = []
+    for offset in range(9):
+        memory, other = (torch.full((offset + 3 * columns + 20,), 7.0, device="cuda").bfloat16() for _ in range(2))
+        x, dy = (array[offset : offset + 3 * columns].view(3, columns) for array in (memory, other))
+        x[:], dy[:] = row, gradient
+        y, lse = softmax(x, return_lse=True)
+        dx = softmax_backward(dy, y)
+        for result in (y, lse, dx, log_softmax(x)):
+            assert (result == result[0]).all()
+        results.append((y[0], lse[0], dx[0]))
+        assert (memory[offset + 3 * columns :] == 7).all()
+    for others in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(results[0], others, strict=True))
+
+
+@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_mask_is_broadcast(shape, keeps, implementation, rng):
+    for dtype in FLOATS:
+        x, dy = (expected.drawn(rng, (2, 3, 17, 40), dtype) for _ in range(2))
+        mask = rng.random(shape) < 0.3
+        within = expected.taking_part(x.shape, mask, keeps)
+        hold(x, dy, dtype, 0.5, within, mask=mask.astype(np.uint8) * 3, mask_keeps=keeps)
+
+
+@pytest.mark.parametrize("size", [64, 1000, 2048, 4097])
+def test_masks_and_causal_modes_of_large_matrices(size, implementation, rng):
+    for dtype, causal, window in itertools.product((BFLOAT16, FLOAT32), (None, "aligned"), (None, 100)):
+        if window and not causal:
+            continue
+        x, dy = (expected.drawn(rng, (1, 2, max(1, (1 << 18) // size), size), dtype) for _ in range(2))
+        mask = rng.random((1, 1, *x.shape[2:])) < 0.3
+        within = expected.taking_part(x.shape, mask, causal=causal, window=window)
+        hold(x, dy, dtype, 0.5, within, mask=mask, causal=causal, window=window)
+        within = expected.taking_part(x.shape, causal=causal, window=window)
+        hold(x, dy, dtype, 0.5, within, causal=causal, window=window)
+
+
+def test_masks_of_floats_and_sinks(implementation, rng):
+    for dtype, keys in itertools.product(FLOATS, (33, 3000, 40_000)):
+        x, dy = (expected.drawn(rng, (2, 4, 6, keys), dtype) for _ in range(2))
+        mask = expected.drawn(rng, (4, 6, keys), BFLOAT16)
+        mask[rng.random(mask.shape) < 0.3] = -np.inf
+        sink = np.array([0.5, -np.inf, 20, -3], NUMPY_TYPES[dtype])
+        hold(x, dy, dtype, 0.6, np.broadcast_to(mask != -np.inf, x.shape), added=mask, mask=mask, sink=sink)
+
+
+def test_infinities_nan_and_rows_of_nothing(implementation, rng):
+    for dtype, columns in itertools.product(FLOATS, (9, 700, 40_000)):
+        x = expected.drawn(rng, (5, columns), dtype)
+        x[0], x[1, : columns // 2], x[2, 3], x[3, 5] = -np.inf, -np.inf, np.inf, np.nan
+        x[4, 1], x[4, 2] = -np.inf, np.nan
+        found = expected.forward(x, out=dtype)
+        y = softmax(x)
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(found["y"].value))
+        assert (y[0] == 0).all() and (softmax_backward(x, y)[0] == 0).all()
+
+
+@pytest.mark.parametrize("columns", [4096, 4097, 70_000])
+def test_a_hundred_runs_have_the_same_bits_in_place_too(columns, implementation, torch):
+    x = torch.randn(max(1, (1 << 22) // columns), columns, device="cuda").bfloat16()
+    first = softmax(x)
+    for _ in range(100):
+        assert torch.equal(softmax(x), first)
+    held = x.clone()
+    assert softmax(held, out=held) is held and torch.equal(held, first)
+    dy = torch.randn_like(x)
+    dx = softmax_backward(dy, first)
+    assert torch.equal(softmax_backward(dy, first, out=dy), dx)
+
+
+def test_a_captured_graph_gives_the_same(implementation, torch):
+    x = torch.randn(128, 4096, device="cuda").bfloat16()
+    wanted = softmax(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = softmax(x)
+    y.zero_()
+    graph.replay()
+    assert torch.equal(y, wanted)
+
+
+def test_a_new_length_in_a_bucket_compiles_nothing(rng):
+    softmax(expected.drawn(rng, (3, BUCKETS[2]), FLOAT32))
+    before = transformer_rtc.manager.counts["compile"]
+    for columns in range(BUCKETS[1] + 1, BUCKETS[2] + 1, 17):
+        softmax(at(expected.drawn(rng, (3, columns), FLOAT32), columns % 5))
+    assert transformer_rtc.manager.counts["compile"] == before
+    assert bits(softmax(np.zeros((1, 4), np.float32))).any()

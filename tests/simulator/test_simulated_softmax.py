@@ -1,0 +1,432 @@
+"""Softmax in the simulator: every way to hold a row, at every alignment, with masks, causal modes, infinities, NaN."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+
+import ml_dtypes  # noqa: F401  (numpy learns its types)
+import numpy as np
+import pytest
+import softmax_reference as expected
+from reference import NUMPY_TYPES, U, assert_within
+from softmax_calls import MASKS, at, bits, hold
+
+import transformer_rtc
+from transformer_rtc import SimulatedDevice, _native, arrays, dispatch, log_softmax, softmax, using
+from transformer_rtc.errors import ArgumentError
+from transformer_rtc.ops import softmax as module
+from transformer_rtc.ops import softmax_kernels
+from transformer_rtc.ops.softmax_kernels import BUCKETS, SoftmaxConfig
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32
+
+FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+BOTH = pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
+# A row in a warp, in a CTA, in chunks, and in several CTAs with and without.
+CONFIGS = {
+    "warp": SoftmaxConfig(8, 16, 8, 2),
+    "warps": SoftmaxConfig(64, 2, 8, 3),
+    "chunks": SoftmaxConfig(64, 1, 8, 3, chunked=True),
+    "CTAs": SoftmaxConfig(64, 1, 8, 2, 4, True),
+    "chunks of CTAs": SoftmaxConfig(64, 1, 8, 1, 2, True, chunked=True),
+}
+
+
+def simulated(architecture=90, static=False, checked=True, multiprocessors=4, **options) -> SimulatedDevice:
+    return SimulatedDevice(architecture, checked=checked, static=static, multiprocessors=multiprocessors, **options)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Have rows divided by one configuration."""
+
+    def use(config: SoftmaxConfig) -> None:
+        def configure(columns, rows, limits):
+            vector = 16 // max(dtype.bytes for dtype in rows)
+            return dataclasses.replace(config, vector=vector, clusters=config.clusters and limits.max_cluster_size > 1)
+
+        monkeypatch.setattr(module, "configure", configure)
+        for operator in dispatch.operators().values():
+            if operator.family is module._FAMILY:
+                made = dispatch.Operator(operator.name, operator.family, operator.arguments, BUCKETS)
+                monkeypatch.setattr(module, f"_{operator.name}", made.call)
+
+    before = dispatch.operators()
+    yield use
+    dispatch._operators.update(before)
+
+
+# ---- Lengths, ways to hold a row, types ------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.symbol)
+@pytest.mark.parametrize("columns", [1, 2, 7, 8, 17, 64, 65, 127, 1000, 1023, 1024, 4097])
+def test_every_length_is_within_the_bound(columns, dtype, static, rng):
+    rows = 5 if columns > 600 else 37
+    x, dy = (expected.drawn(rng, (rows, columns), dtype) for _ in range(2))
+    with using(simulated(static=static)):
+        hold(x, dy, dtype, scale=0.3)
+
+
+@pytest.mark.parametrize("columns", [16385, 50257, 131072])
+def test_long_rows_are_shared_by_ctas(columns, rng):
+    x, dy = (expected.drawn(rng, (2, columns), BFLOAT16) for _ in range(2))
+    for architecture in (90, 80):
+        with using(simulated(architecture, checked=False, multiprocessors=16)):
+            hold(x, dy, BFLOAT16)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("columns", [1, 40, 383, 700, 1021, 3000])
+def test_every_way_to_hold_a_row_is_within_the_bound_at_every_alignment(name, columns, held, rng):
+    config = CONFIGS[name]
+    for dtype, (offset, gap) in itertools.product((FLOAT32, BFLOAT16), ((0, 0), (3, 0), (0, 1), (8, 24))):
+        vector = 16 // dtype.bytes
+        if not config.chunked and columns > config.threads_per_row * config.steps * config.ctas_per_row * vector:
+            continue
+        held(config)
+        x, dy = (expected.drawn(rng, (5, columns), dtype) for _ in range(2))
+        with using(simulated()):
+            hold(at(x, offset, gap), at(dy, offset, gap), dtype, scale=-0.4)
+
+
+@BOTH
+def test_float32_is_within_two_ulp_and_one_more_for_each_unit_below_the_largest(static, rng):
+    for columns, spread in itertools.product((10, 1000, 4097), (0.01, 1, 5, 30)):
+        x = expected.drawn(rng, (4, columns), FLOAT32, spread)
+        with using(simulated(static=static, checked=False)):
+            y = softmax(x).astype(float)
+        below = x.max(axis=-1, keepdims=True).astype(float) - x
+        p = np.exp(-below)
+        exact = p / p.sum(axis=-1, keepdims=True)
+        far = exact < 2.0**-126  # no longer normal
+        assert ((np.abs(y - exact) <= exact * (2 + below) * 2 * U) | far).all()
+        assert np.abs(y.sum(axis=-1) - 1).max() <= 8 * U
+
+
+def test_full_slots_hold_a_row_at_every_alignment(held, rng):
+    # As many columns as there are slots: those before the first one have the last ones.
+    for offset in range(9):
+        held(CONFIGS["warps"])
+        x, dy = (expected.drawn(rng, (3, 64 * 3 * 8), BFLOAT16) for _ in range(2))
+        with using(simulated()):
+            hold(at(x, offset), at(dy, offset), BFLOAT16)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_row_has_the_same_bits_wherever_it_lies(name, held, rng):
+    config = CONFIGS[name]
+    columns = min(1000, config.threads_per_row * config.steps * config.ctas_per_row * 4)  # the output is float32
+    held(config)
+    x, dy = (expected.drawn(rng, (1, columns), BFLOAT16) for _ in range(2))
+    results = []
+    with using(simulated(checked=False)):
+        for offset in (0, 1, 2, 5, 7):
+            y, lse = softmax(at(x, offset), out_dtype="float32", return_lse=True)
+            dx = transformer_rtc.softmax_backward(at(dy, offset), at(y, offset), out_dtype="float32")
+            results.append((bits(y), bits(lse), bits(dx)))
+        # And as one of many rows, which lie at every alignment.
+        many = np.repeat(x, 9, axis=0)[:, : columns - 1]
+        y, lse = softmax(many, out_dtype="float32", return_lse=True)
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert all((row == y[0]).all() for row in y) and (lse == lse[0]).all()
+
+
+@pytest.mark.parametrize(("x_type", "out"), list(itertools.permutations(FLOATS, 2)), ids=lambda dtype: dtype.symbol)
+def test_the_output_s_type_is_chosen_apart(x_type, out, rng):
+    x = expected.drawn(rng, (4, 300), x_type)
+    with using(simulated()):
+        y = softmax(x, out_dtype=out.name)
+        assert_within(y, expected.forward(x, out=out)["y"], out)
+        dy = expected.drawn(rng, (4, 300), x_type)
+        dx = transformer_rtc.softmax_backward(dy, y)
+        assert_within(dx, expected.backward(dy, y, out=out), out)
+
+
+@BOTH
+def test_in_place(static, rng):
+    with using(simulated(static=static)):
+        for columns in (100, 1001):
+            x = at(expected.drawn(rng, (5, columns), BFLOAT16), 3)
+            found = expected.forward(x, out=BFLOAT16)["y"]
+            assert softmax(x, out=x) is x
+            assert_within(x, found, BFLOAT16)
+            dy = expected.drawn(rng, x.shape, BFLOAT16)
+            gradient = expected.backward(dy, x, out=BFLOAT16)
+            assert_within(transformer_rtc.softmax_backward(dy, x, out=dy), gradient, BFLOAT16)
+
+
+# ---- What does not take part -----------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_mask_is_broadcast(shape, keeps, static, rng):
+    x, dy = (expected.drawn(rng, (2, 3, 17, 40), FLOAT16) for _ in range(2))
+    mask = rng.random(shape) < 0.3
+    if mask.ndim > 1:
+        mask[..., 0, :] = not keeps  # a row of which nothing takes part
+    for given in (mask, mask.astype(np.uint8) * 7):
+        with using(simulated(static=static)):
+            within = expected.taking_part(x.shape, mask, keeps)
+            hold(x, dy, FLOAT16, 0.5, within, mask=given, mask_keeps=keeps)
+
+
+def test_a_mask_may_have_gaps(rng):
+    x, dy = (expected.drawn(rng, (2, 3, 5, 33), FLOAT32) for _ in range(2))
+    mask = (rng.random((2, 3, 9, 50)) < 0.5)[:, ::2, 1:6, 3:36][:, :1]
+    with using(simulated()):
+        hold(x, dy, FLOAT32, within=expected.taking_part(x.shape, mask), mask=mask)
+
+
+@BOTH
+@pytest.mark.parametrize("added", FLOATS, ids=lambda dtype: dtype.symbol)
+def test_a_mask_of_floats_is_added(added, static, rng):
+    for x_type in (FLOAT32, BFLOAT16):
+        x, dy = (expected.drawn(rng, (2, 3, 9, 133), x_type) for _ in range(2))
+        mask = expected.drawn(rng, (3, 9, 133), added)
+        mask[rng.random(mask.shape) < 0.3] = -np.inf
+        mask[1, 4] = -np.inf
+        within = np.broadcast_to(mask != -np.inf, x.shape)
+        with using(simulated(static=static)):
+            hold(x, dy, x_type, 0.6, within, added=mask, mask=mask)
+
+
+@BOTH
+def test_a_sink_is_one_more_term_of_the_sum(static, rng):
+    for dtype, keys in itertools.product(FLOATS, (5, 400)):
+        x, dy = (expected.drawn(rng, (2, 4, 6, keys), dtype) for _ in range(2))
+        sink = np.array([0.5, -np.inf, 20, -3], NUMPY_TYPES[dtype])
+        mask = rng.random((1, 1, 6, keys)) < 0.3
+        mask[..., 2, :] = True
+        within = expected.taking_part(x.shape, mask)
+        with using(simulated(static=static)):
+            hold(x, dy, dtype, 1.3, within, mask=mask, sink=sink)
+
+
+def test_a_sink_of_rows_that_ctas_share(held, rng):
+    sink = np.array([3.0, 9.0], np.float32)
+    for name, architecture in itertools.product(("CTAs", "chunks of CTAs", "chunks"), (90, 80)):
+        held(CONFIGS[name])
+        x, dy = (expected.drawn(rng, (2, 3, 1000), FLOAT32) for _ in range(2))
+        with using(simulated(architecture, multiprocessors=8)):
+            hold(x, dy, FLOAT32, sink=sink)
+
+
+@BOTH
+@pytest.mark.parametrize(("queries", "keys"), [(33, 33), (17, 129), (40, 9), (1, 50), (130, 130)])
+@pytest.mark.parametrize("window", [None, 1, 7, 1000])
+def test_causal_modes(queries, keys, window, static, rng):
+    for causal in ("aligned", "upper_triangular")[: 2 if queries == keys else 1]:
+        x, dy = (expected.drawn(rng, (2, 2, queries, keys), BFLOAT16) for _ in range(2))
+        within = expected.taking_part(x.shape, causal=causal, window=window)
+        # What is excluded is not used.
+        x[~within] = np.nan
+        dy[~within] = np.nan
+        with using(simulated(static=static)):
+            hold(x, dy, BFLOAT16, 1.5, within, causal=causal, window=window)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_mask_and_a_causal_mode_however_a_row_is_held(name, held, rng):
+    config = CONFIGS[name]
+    keys = min(300, config.threads_per_row * config.steps * config.ctas_per_row * 4) - 1
+    held(config)
+    x, dy = (expected.drawn(rng, (2, 3, 21, keys), FLOAT32) for _ in range(2))
+    mask = rng.random((2, 1, 21, keys)) < 0.4
+    within = expected.taking_part(x.shape, mask, causal="aligned", window=keys // 2)
+    with using(simulated()):
+        hold(x, dy, FLOAT32, 0.7, within, mask=mask, causal="aligned", window=keys // 2)
+
+
+@BOTH
+def test_infinities_and_nan(static, rng):
+    for dtype, columns in itertools.product(FLOATS, (9, 700)):
+        x = expected.drawn(rng, (7, columns), dtype)
+        x[0] = -np.inf
+        x[1, : columns // 2] = -np.inf
+        x[2, 3] = np.inf
+        x[3, 5] = np.nan
+        x[4, 1], x[4, 2] = -np.inf, np.nan
+        x[5, 1], x[5, 2] = np.inf, -np.inf
+        for scale in (1.0, -0.5):  # what is -inf does not take part whatever the scale
+            found = expected.forward(x, scale, out=dtype)
+            with using(simulated(static=static)):
+                y, lse = softmax(x, scale=scale, return_lse=True)
+                log_y = log_softmax(x, scale=scale)
+            assert_within(y, found["y"], dtype)
+            assert_within(log_y, found["log_y"], dtype, "log_y")
+            assert_within(lse, found["lse"], FLOAT32, "lse")
+            assert (y[0] == 0).all() and lse[0] == -np.inf
+
+
+@BOTH
+def test_masked_elements_are_zero_even_in_a_row_of_nan(static, rng):
+    x = expected.drawn(rng, (3, 4, 50), FLOAT32)
+    x[0, 1, 3], x[1, 2, 4] = np.nan, np.inf
+    mask = rng.random(x.shape) < 0.5
+    mask[0, 1, 3] = mask[1, 2, 4] = False
+    with using(simulated(static=static)):
+        y, log_y = softmax(x, mask=mask), log_softmax(x, mask=mask)
+    assert (y[mask] == 0).all() and (log_y[mask] == -np.inf).all()
+    assert np.isnan(y[0, 1][~mask[0, 1]]).all() and np.isnan(log_y[1, 2][~mask[1, 2]]).all()
+
+
+@BOTH
+def test_no_gradient_where_nothing_took_part(static, rng):
+    x = expected.drawn(rng, (6, 90), FLOAT16)
+    mask = rng.random(x.shape) < 0.5
+    mask[2] = True
+    with using(simulated(static=static)):
+        for call in (softmax, log_softmax):
+            back = getattr(transformer_rtc, f"{call.__name__}_backward")
+            y = call(x, mask=mask)
+            dy = expected.drawn(rng, x.shape, FLOAT16)
+            dy[mask] = np.where(rng.random(mask.sum()) < 0.5, np.nan, np.inf)
+            dx = back(dy, y)
+            assert (dx[mask] == 0).all() and np.isfinite(dx).all()
+
+
+# ---- Keys and arguments ----------------------------------------------------------------------------------------------
+
+
+def test_few_kernels_serve_every_length():
+    for dtype, architecture in itertools.product((FLOAT32, BFLOAT16), ARCHITECTURES):
+        limits = ARCHITECTURES[architecture]
+        symbols = set()
+        for columns in BUCKETS:
+            config = softmax_kernels.configure(columns, (dtype, dtype), limits)
+            symbols.add(config.symbol)
+            slots = config.threads_per_row * config.steps * config.vector * config.ctas_per_row
+            assert config.chunked or slots >= columns
+            assert config.threads <= 1024 and config.threads % 32 == 0
+        assert len(symbols) <= 12
+
+
+def test_a_new_length_in_a_bucket_makes_no_plan(monkeypatch, rng):
+    asked = []
+    operator = dispatch.operators()["softmax"]
+    plan = operator._plan
+    made = dispatch.Operator("softmax", operator.family, operator.arguments, BUCKETS)
+    try:
+        monkeypatch.setattr(made, "_plan", None)
+        native = _native.Operator(
+            "softmax", dispatch.native_arguments(operator.arguments),
+            lambda *request: asked.append(request[3]) or plan(*request),
+            lambda values: arrays.call(native, operator.arguments, values, dispatch._simulating_on_host),
+            arrays.framework_of, dispatch._chosen, BUCKETS,
+        )  # fmt: skip
+        monkeypatch.setattr(module, "_softmax", native.entry())
+        with using(simulated()):
+            for columns in (65, 100, 256, 257, 100, 512):
+                softmax(expected.drawn(rng, (2, columns), FLOAT32))
+    finally:
+        dispatch._operators["softmax"] = operator
+    assert asked == [256, 512]
+
+
+@pytest.mark.parametrize("name", [name for name, made in dispatch.operators().items() if made.family is module._FAMILY])
+def test_a_function_passes_each_argument_on_in_its_place(name, monkeypatch):
+    call = getattr(transformer_rtc, name)
+    named = {parameter: f"the {parameter}" for parameter in inspect.signature(call).parameters}
+    x = np.zeros((2, 3, 4))
+    given = {**named, "x": x, "y": x, "causal": "aligned", "window": 5, "mask_keeps": True}
+    passed: list[object] = []
+    monkeypatch.setattr(module, f"_{name}", lambda *arguments: passed.extend(arguments))
+    call(**{parameter: given[parameter] for parameter in named})
+    returned = {} if "backward" in name else {"lse": "the return_lse"}
+    renamed = {
+        **returned,
+        "dsink": "the return_dsink",
+        "causal": True,
+        "diagonal": 1,
+        "window": 5,
+        "mask_keeps": True,
+        "x": x,
+        "y": x,
+    }
+    for argument, value in zip(dispatch.operators()[name].arguments, passed, strict=True):
+        wanted = renamed.get(argument.name, f"the {argument.name}")
+        assert value is wanted or value == wanted, argument.name
+
+
+X = np.zeros((2, 3, 4, 8), np.float32)
+REFUSED = {
+    "an unknown mode": ({"causal": "lower"}, "causal must be 'upper_triangular', 'aligned' or None; it is 'lower'"),
+    "more keys": (
+        {"causal": "upper_triangular"},
+        "causal='upper_triangular' takes as many queries as keys; there are 4",
+    ),
+    "a window without a mode": ({"window": 3}, "window needs a causal mode; it is 3 and causal is None"),
+    "a window of none": ({"causal": "aligned", "window": 0}, "window must be a number of keys of at least 1; it is 0"),
+    "half a window": ({"causal": "aligned", "window": 0.5}, "window must be a number of keys of at least 1; it is 0.5"),
+    "a true window": (
+        {"causal": "aligned", "window": True},
+        "window must be a number of keys of at least 1; it is True",
+    ),
+    "a mask of integers": ({"mask": np.zeros((4, 8), np.int8)}, "mask must be one of bool, uint8, float32, float16, b"),
+    "a mask that adds what it keeps": (
+        {"mask": np.zeros((4, 8), np.float32), "mask_keeps": True},
+        "mask_keeps needs a mask of bool or uint8; it is",
+    ),
+    "no mask to keep by": ({"mask_keeps": True}, "mask_keeps needs a mask of bool or uint8; there is none"),
+    "a sink of another number of heads": (
+        {"sink": np.zeros(2, np.float32)},
+        "sink must have one element for each",
+    ),
+    "a sink of each batch": ({"sink": np.zeros((2, 3), np.float32)}, r"sink must have one element for each head"),
+    "a strided sink": ({"sink": np.zeros(6, np.float32)[::2]}, r"sink must be contiguous"),
+    "a mask of fewer keys": (
+        {"mask": np.zeros((4, 7), bool)},
+        r"mask must have the shape of x, \(2, 3, 4, 8\), or one",
+    ),
+    "a mask of one key": ({"mask": np.zeros((4, 1), bool)}, r"mask must have the shape of x, .*; it has \(4, 1\)"),
+    "a mask of more dimensions": ({"mask": np.zeros((1, 2, 3, 4, 8), bool)}, "mask must have the shape of x"),
+    "a mask of strided keys": ({"mask": np.zeros((4, 16), bool)[:, ::2]}, "mask must be contiguous in its last dim"),
+    "a mask that is overwritten": ({"mask": "out"}, "out must not overlap mask"),
+    "a scale of nothing": ({"scale": float("nan")}, "scale must be finite; it is nan in float32"),
+    "an output of float64": ({"out_dtype": "float64"}, "a data type must be one of"),
+    "an output of bytes": ({"out_dtype": "int8"}, "out_dtype must be one of float32, float16, bfloat16; it is int8"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_arguments_are_refused_by_name(name):
+    options, message = REFUSED[name]
+    if isinstance(options.get("mask"), str):
+        out = np.zeros_like(X)
+        options = {"out": out, "mask": out.view(np.uint8).reshape(2, 3, 4, 32)[..., :8]}
+    with using(simulated()), pytest.raises(ArgumentError, match=f"^(softmax: )?{message}"):
+        softmax(X, **options)
+
+
+def test_a_sink_s_gradient_needs_the_sink_and_lse():
+    lse, sink = np.zeros((2, 3, 4), np.float32), np.zeros(3, np.float32)
+    with using(simulated()):
+        with pytest.raises(ArgumentError, match=r"^softmax_backward: return_dsink needs sink and lse; lse is None"):
+            transformer_rtc.softmax_backward(X, X, sink=sink)
+        with pytest.raises(ArgumentError, match=r"^softmax_backward: return_dsink needs sink and lse; sink is None"):
+            transformer_rtc.softmax_backward(X, X, lse=lse, return_dsink=True)
+        assert transformer_rtc.softmax_backward(X, X, sink=sink, return_dsink=False).shape == X.shape
+        none = np.zeros((2, 3, 0, 4), np.float32)
+        dx, dsink = transformer_rtc.softmax_backward(none, none, sink=sink, lse=lse[:, :, :0])
+    assert dx.shape == none.shape and (dsink == 0).all()
+
+
+def test_a_causal_mode_needs_queries():
+    with pytest.raises(
+        ArgumentError, match=r"^softmax: aligned softmax takes \[..., queries, keys\]; the shape is \(8,\)"
+    ):
+        softmax(np.zeros(8, np.float32), causal="aligned")
+
+
+def test_a_mask_whose_batches_have_two_strides_is_refused():
+    x = np.zeros((2, 3, 2, 4, 8), np.float32)
+    mask = np.zeros((2, 1, 2, 4, 8), bool)
+    with using(simulated()), pytest.raises(ArgumentError, match=r"^softmax: mask must have dimensions before the"):
+        softmax(x, mask=mask)

@@ -1,0 +1,59 @@
+"""Calls of softmax on arrays of the host, and what they are held against: in the simulator, or staged through a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import softmax_reference as expected
+from reference import assert_within
+
+from transformer_rtc import log_softmax, log_softmax_backward, softmax, softmax_backward
+from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
+
+DTYPE_OF = {dtype.name: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16)}
+
+# Shapes that are broadcast to (2, 3, 17, 40).
+MASKS = {
+    "of each": (2, 3, 17, 40),
+    "of each batch": (2, 1, 17, 40),
+    "of all": (1, 1, 17, 40),
+    "of keys": (2, 1, 1, 40),
+    "of fewer dimensions": (17, 40),
+    "of one row": (40,),
+}
+
+
+def at(array: np.ndarray, offset: int, gap: int = 0) -> np.ndarray:
+    """Return the same rows in other memory, `offset` elements behind an aligned address and `gap` elements apart."""
+    rows, columns = array.shape
+    memory = np.full(offset + rows * (columns + gap) + 64, 77, array.dtype)
+    start = -memory.ctypes.data // array.itemsize % 32 + offset
+    found = np.lib.stride_tricks.as_strided(
+        memory[start:], array.shape, ((columns + gap) * array.itemsize, array.itemsize)
+    )
+    found[...] = array
+    return found
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+def hold(x, dy, dtype, scale=1.0, within=None, added=None, **options) -> None:
+    """Hold all four operators against float64."""
+    found = expected.forward(x, scale, within, dtype, added, options.get("sink"))
+    y, lse = softmax(x, scale=scale, return_lse=True, **options)
+    log_y = log_softmax(x, scale=scale, **options)
+    assert_within(y, found["y"], dtype, "y")
+    assert_within(log_y, found["log_y"], dtype, "log_y")
+    assert_within(lse, found["lse"], FLOAT32, "lse")
+    sink = options.get("sink")
+    options = {name: value for name, value in options.items() if name in ("causal", "window")}
+    if sink is not None:
+        for back, of, logarithm in ((softmax_backward, y, False), (log_softmax_backward, log_y, True)):
+            _, dsink = back(dy, of, scale=scale, sink=sink, lse=lse, **options)
+            wanted = expected.sink_gradient(dy, of, sink, lse, within, logarithm)
+            assert_within(dsink, wanted, DTYPE_OF[sink.dtype.name], "dsink")
+    dx = softmax_backward(dy, y, scale=scale, **options)
+    assert_within(dx, expected.backward(dy, y, scale, within, False, dtype), dtype, "dx")
+    log_dx = log_softmax_backward(dy, log_y, scale=scale, **options)
+    assert_within(log_dx, expected.backward(dy, log_y, scale, within, True, dtype), dtype, "dx of the logarithm")

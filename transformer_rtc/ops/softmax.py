@@ -1,0 +1,370 @@
+"""Softmax of rows and its logarithm, forward and backward, scaled, masked and causal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _native
+from ..dispatch import Argument, LaunchRule, Operator, Request, StaticKernel
+from ..errors import ArgumentError
+from ..spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, KernelSpec
+from .softmax_kernels import (
+    BUCKETS,
+    SoftmaxBackwardSpec,
+    SoftmaxFinishSpec,
+    SoftmaxForwardSpec,
+    configure,
+    general_launches,
+    general_params,
+    static_program,
+)
+
+__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
+
+_FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+
+
+class _SoftmaxFamily:
+    name = "softmax"
+
+    def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        _check(request)
+        spec = _spec(request, limits)
+        first = (spec, spec.launch_rule)
+        dsink = request.dtypes.get("dsink")
+        if dsink is None:
+            return (first,)
+        finish = SoftmaxFinishSpec(dsink)
+        return first, (finish, finish.launch_rule)
+
+    def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
+        _check(request)
+        arrays = tuple(request.dtypes)
+        return tuple(
+            (StaticKernel(symbol, general_params(symbol, arrays)), rule) for symbol, rule in general_launches(request)
+        )
+
+    def static_program(self) -> str:
+        return static_program()
+
+
+def _check(request: Request) -> None:
+    """Refuse what types and presence alone tell to be wrong."""
+    dtypes = request.dtypes
+    if dtypes.get("dsink") and not (dtypes["sink"] and dtypes["lse"]):
+        missing = "sink" if not dtypes["sink"] else "lse"
+        raise ArgumentError(f"{request.operator}: return_dsink needs sink and lse; {missing} is None")
+    mask = dtypes.get("mask")
+    if "mask_keeps" in request.flags and (mask is None or mask in _FLOATS):
+        given = "there is none" if mask is None else f"it is {mask.name}, and is added"
+        raise ArgumentError(f"{request.operator}: mask_keeps needs a mask of bool or uint8; {given}")
+
+
+def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | SoftmaxBackwardSpec:
+    dtypes = request.dtypes
+    logarithm, causal = request.operator.startswith("log_"), "causal" in request.flags
+    out = dtypes["out"]
+    assert out is not None
+    if "backward" in request.operator:
+        dy, y = dtypes["dy"], dtypes["y"]
+        assert dy is not None and y is not None
+        config = configure(request.columns, (dy, y, out), limits)
+        sink = dtypes["sink"] if dtypes["dsink"] else None
+        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sink, config)
+    x = dtypes["x"]
+    assert x is not None
+    config = configure(request.columns, (x, out), limits)
+    return SoftmaxForwardSpec(
+        input=x,
+        output=out,
+        logarithm=logarithm,
+        causal=causal,
+        mask=BOOL if dtypes["mask"] is UINT8 else dtypes["mask"],
+        keeps="mask_keeps" in request.flags,
+        sink=dtypes["sink"],
+        lse=dtypes["lse"] is not None,
+        config=config,
+    )
+
+
+_FAMILY = _SoftmaxFamily()
+_CAUSAL = (Argument("causal", "flag"), Argument("diagonal", "integer"), Argument("window", "integer"))
+
+
+def _forward_operator(name: str) -> Operator:
+    return Operator(
+        name,
+        _FAMILY,
+        (
+            Argument("x", "rows", _FLOATS),
+            Argument("scale", "real"),
+            Argument("mask", "mask", (BOOL, UINT8, *_FLOATS), optional=True),
+            Argument("mask_keeps", "flag"),
+            Argument("sink", "head_values", _FLOATS, optional=True),
+            *_CAUSAL,
+            Argument("out", "rows_out", _FLOATS),
+            Argument("out_dtype", "dtype_out", _FLOATS, of=("out",)),
+            Argument("lse", "row_values", (FLOAT32,)),
+            Argument("stream", "stream"),
+        ),
+        BUCKETS,
+    )
+
+
+def _backward_operator(name: str) -> Operator:
+    return Operator(
+        name,
+        _FAMILY,
+        (
+            Argument("dy", "rows", _FLOATS),
+            Argument("y", "rows", _FLOATS),
+            Argument("scale", "real"),
+            *_CAUSAL,
+            Argument("sink", "head_values", _FLOATS, optional=True),
+            Argument("lse", "row_inputs", (FLOAT32,), optional=True),
+            Argument("out", "rows_out", _FLOATS, like="y"),
+            Argument("out_dtype", "dtype_out", _FLOATS, of=("out",)),
+            Argument("dsink", "head_sums", _FLOATS, like="sink"),
+            Argument("stream", "stream"),
+        ),
+        BUCKETS,
+    )
+
+
+_softmax = _forward_operator("softmax").call
+_log_softmax = _forward_operator("log_softmax").call
+_softmax_backward = _backward_operator("softmax_backward").call
+_log_softmax_backward = _backward_operator("log_softmax_backward").call
+
+# Past every column: nothing is excluded.
+_ALL_COLUMNS = _native.MOST_COLUMNS
+
+
+def _region(name: str, x: Any, causal: str | None, window: int | None) -> tuple[bool, int, int]:
+    """Return whether there is a causal mode, how far behind its own number a query's last key is, and the window."""
+    if causal is None:
+        if window is not None:
+            raise ArgumentError(f"{name}: window needs a causal mode; it is {window!r} and causal is None")
+        return False, _ALL_COLUMNS, 0
+    if causal not in ("upper_triangular", "aligned"):
+        raise ArgumentError(f"{name}: causal must be 'upper_triangular', 'aligned' or None; it is {causal!r}")
+    shape = tuple(getattr(x, "shape", ()))
+    if len(shape) < 2:
+        raise ArgumentError(f"{name}: {causal} softmax takes [..., queries, keys]; the shape is {shape}")
+    queries, keys = shape[-2:]
+    if causal == "upper_triangular" and queries != keys:
+        raise ArgumentError(
+            f"{name}: causal='upper_triangular' takes as many queries as keys; there are {queries} and {keys}: "
+            f"'aligned' has the last query see the last key"
+        )
+    if window is None:
+        return True, keys - queries, 0
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise ArgumentError(f"{name}: window must be a number of keys of at least 1; it is {window!r}")
+    return True, keys - queries, min(window, _ALL_COLUMNS)
+
+
+def softmax(
+    x: Any,
+    *,
+    scale: float = 1.0,
+    mask: Any = None,
+    mask_keeps: bool = False,
+    causal: str | None = None,
+    window: int | None = None,
+    sink: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    stream: Any = None,
+) -> Any:
+    """Return the softmax of each row: ``y = exp(v - max(v)) / sum(exp(v - max(v)))`` with ``v = scale * x``.
+
+    Over the last dimension. Arithmetic is in float32, v is rounded to it, and y is rounded once. What does not take
+    part has v = -inf: y is 0 there. A row of which nothing takes part becomes zeros. A row's bits do not depend on how
+    many rows there are, nor on where they lie. One kernel serves all lengths of a bucket (64, 256, 512, 1024, ...
+    keys): a new length compiles nothing.
+
+    Parameters
+    ----------
+    x : array [..., keys] or [..., heads, queries, keys], float32, float16 or bfloat16
+        As `rms_norm` takes it. -inf does not take part; a row with NaN or +inf becomes NaN.
+    scale : float
+        What x is multiplied by, in float32, before the maximum.
+    mask : array of bool, uint8, float32, float16 or bfloat16, optional
+        Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of floats: what
+        is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's shape, or one that is
+        broadcast to it along dimensions before the last; those before the heads must collapse to one stride.
+    mask_keeps : bool
+        Whether a mask of bool or uint8 says which elements take part, as torch's scaled_dot_product_attention has it.
+    causal : {"upper_triangular", "aligned"}, optional
+        Which keys a query sees: as many as its own number, for as many queries as keys; or so that the last query
+        sees the last key (query i sees keys up to i + keys - queries). The others are not read, and y is 0 there.
+    window : int, optional
+        Of the keys that a causal mode leaves, only the last so many.
+    sink : array [heads], float32, float16 or bfloat16, optional
+        One more logit for every row of a head, which only adds to the sum: ``y = exp(v) / (sum(exp(v)) + exp(sink))``.
+    out : array like x, optional
+        Where y is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of y where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_lse : bool
+        Whether to return ``log(sum(exp(v)))`` as well.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    y : array [..., keys]
+        Of x's framework, or `out`.
+    lse : array [...], float32
+        Only if `return_lse`, with the sink's term; -inf where nothing takes part.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    region = _region("softmax", x, causal, window)
+    return _softmax(x, scale, mask, mask_keeps, sink, *region, out, out_dtype, return_lse, stream)
+
+
+def log_softmax(
+    x: Any,
+    *,
+    scale: float = 1.0,
+    mask: Any = None,
+    mask_keeps: bool = False,
+    causal: str | None = None,
+    window: int | None = None,
+    sink: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    stream: Any = None,
+) -> Any:
+    """Return the logarithm of the softmax of each row: ``y = v - log(sum(exp(v)))`` with ``v = scale * x``.
+
+    As `softmax` does it; y is -inf where softmax is 0 because something does not take part.
+
+    Parameters
+    ----------
+    x, scale, mask, mask_keeps, causal, window, sink, out, out_dtype, return_lse, stream
+        As `softmax` takes them.
+
+    Returns
+    -------
+    y, lse
+        As `softmax` returns them.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    region = _region("log_softmax", x, causal, window)
+    return _log_softmax(x, scale, mask, mask_keeps, sink, *region, out, out_dtype, return_lse, stream)
+
+
+def softmax_backward(
+    dy: Any,
+    y: Any,
+    *,
+    scale: float = 1.0,
+    causal: str | None = None,
+    window: int | None = None,
+    sink: Any = None,
+    lse: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dsink: bool | None = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `softmax` for x: ``dx = scale * y * (dy - sum(dy * y))``.
+
+    There is no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. The gradient of a mask of floats is
+    that of x with a scale of 1, added up over what it was broadcast to.
+
+    Parameters
+    ----------
+    dy, y : array [..., keys], float32, float16 or bfloat16
+        The gradient of y, and y as the forward call returned it; of one shape.
+    scale : float
+        The forward call's.
+    causal, window
+        The forward call's: what they exclude is not read, and dx is 0 there.
+    sink, lse : array [heads] and array [...], float32, optional
+        The forward call's sink and the lse that it returned, for the sink's gradient.
+    out : array like y, optional
+        Where dx is written: dy or y itself, or an array that shares no element with them.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; y's by default.
+    return_dsink : bool
+        Whether to return the sink's gradient, ``-sum(exp(sink - lse) * sum(dy * y))`` over the batches and queries, in
+        an order that the shape fixes; by default whether a sink is given.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    dx : array [..., keys]
+        Of dy's framework, or `out`.
+    dsink : array like sink
+        If `return_dsink`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    region = _region("softmax_backward", y, causal, window)
+    if return_dsink is None:
+        return_dsink = sink is not None
+    return _softmax_backward(dy, y, scale, *region, sink, lse, out, out_dtype, return_dsink, stream)
+
+
+def log_softmax_backward(
+    dy: Any,
+    y: Any,
+    *,
+    scale: float = 1.0,
+    causal: str | None = None,
+    window: int | None = None,
+    sink: Any = None,
+    lse: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dsink: bool | None = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `log_softmax` for x: ``dx = scale * (dy - exp(y) * sum(dy))``.
+
+    Where y is -inf, dx is 0 and dy does not count.
+
+    Parameters
+    ----------
+    dy, y, scale, causal, window, sink, lse, out, out_dtype, return_dsink, stream
+        As `softmax_backward` takes them; y is what `log_softmax` returned.
+
+    Returns
+    -------
+    dx, dsink
+        As `softmax_backward` returns them; dsink is ``-sum(exp(sink - lse) * sum(dy))``.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    region = _region("log_softmax_backward", y, causal, window)
+    if return_dsink is None:
+        return_dsink = sink is not None
+    return _log_softmax_backward(dy, y, scale, *region, sink, lse, out, out_dtype, return_dsink, stream)
