@@ -52,7 +52,7 @@ def test_a_person_can_read_what_an_entry_is(cache):
     assert name.startswith("rms_norm_forward_bf16_h4096.sm_90.") and name.endswith(KEY[:24])
     with open(os.path.join(cache.folder, name), "rb") as file:
         first, _, header, rest = file.read().split(b"\n", 3)
-    assert first == b"transformer_rtc cache entry 1" and rest == PAYLOAD
+    assert first == b"transformer_rtc cache entry 2" and rest == PAYLOAD
     assert json.loads(header)["kind"] == "cubin" and json.loads(header)["bytes"] == len(PAYLOAD)
 
 
@@ -107,7 +107,7 @@ def test_another_keys_entry_under_this_ones_name_is_a_miss_that_the_next_write_r
     assert cache.get("kernel", KEY) == PAYLOAD
 
 
-@pytest.mark.parametrize("data", [b"", b"garbage", b"\x7fELF" + bytes(100), b"transformer_rtc cache entry 1\n[]\n"])
+@pytest.mark.parametrize("data", [b"", b"garbage", b"\x7fELF" + bytes(100), b"transformer_rtc cache entry 2\n[]\n"])
 def test_a_foreign_file_under_an_entrys_name_is_a_miss_that_the_next_write_replaces(cache, data):
     path, _ = put_and_read(cache)
     write(path, data)
@@ -227,5 +227,5 @@ def test_a_digest_depends_on_every_part_and_not_on_their_order():
 def test_a_foreign_entry_with_a_right_digest_is_a_miss(cache, header):
     path = put_and_read(cache)[0]
     content = header + b"\npayload"
-    write(path, b"transformer_rtc cache entry 1\n" + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    write(path, b"transformer_rtc cache entry 2\n" + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
     assert cache.get("kernel", KEY) is None

@@ -1,5 +1,8 @@
 """Transformer norm and softmax kernels that are compiled by NVRTC the first time they are used."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from .arrays import DeviceArray
 from .dispatch import implementations, using
 from .errors import *  # noqa: F403
@@ -10,9 +13,18 @@ from .ops.norms import *  # noqa: F403
 from .ops.norms import __all__ as _norms
 from .ops.softmax import *  # noqa: F403
 from .ops.softmax import __all__ as _softmax
+from .settings import settings as _settings
 from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, TextSpec
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .manifest import ManifestEntry, record
+    from .warming import WarmupRecord, warmup
+
+freeze = manager.freeze
+# Imported when they are first used: most processes never do.
+_LATER = {"ManifestEntry": "manifest", "record": "manifest", "WarmupRecord": "warming", "warmup": "warming"}
 
 __all__ = [
     *_errors,
@@ -25,12 +37,31 @@ __all__ = [
     "KernelManager",
     "KernelSpec",
     "LaunchConfig",
+    "ManifestEntry",
     "Params",
     "SimulatedDevice",
     "TextSpec",
+    "WarmupRecord",
     "__version__",
     "device_limits",
+    "freeze",
     "implementations",
     "manager",
+    "record",
     "using",
+    "warmup",
 ]
+
+if _settings.record:
+    import_module(".manifest", __name__)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

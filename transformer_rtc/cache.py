@@ -1,20 +1,37 @@
-"""key -> bytes on disk. Knows no CUDA.
+"""key -> bytes on disk, shared by many processes. Knows no CUDA.
 
 An entry is one file: a line that says what it is, the digest of the rest, a line of JSON that a person can read, and
-the bytes. It is written
-beside its final name and renamed, so that a reader sees all of it or nothing, and it is checked whenever it is read:
-what is damaged, cut short or another key's is a miss, and the next write replaces it.
+the bytes. It is written beside its final name and renamed, so that a reader sees all of it or nothing, and it is
+checked whenever it is read: what is damaged, cut short or another key's is a miss, and the next write replaces it.
+Readers take no lock.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 import re
+import stat
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-_FORMAT = b"transformer_rtc cache entry 1\n"
+__all__ = ["DiskCache", "Entry", "digest", "encode_entry", "parse_entry"]
+
+_FORMAT = b"transformer_rtc cache entry 2\n"
+# Not compiled here, but where they are first used.
+_ENTRY_NAME = r"[^/]+\.[0-9a-f]{24}"
+_KEY = r"[0-9a-f]{64}"
+_TEMPORARY_NAME = r"[^/]+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp"
+# Lock files are never deleted, or two processes could hold "the" lock; so they are few: one for these digits of a key.
+_LOCK_DIGITS = 3
+_LOCK_SECONDS = 30.0  # longer than a compile takes on a host with more processes than cores
+_TOUCH_SECONDS = 24 * 3600.0  # how rarely a hit is noted, for what is evicted first
+_ABANDONED_SECONDS = 3600.0  # what a writer leaves that was killed; one that lives takes milliseconds
 
 
 def _sha256(content: bytes) -> str:
@@ -28,47 +45,271 @@ def digest(parts: Mapping[str, object]) -> str:
     return _sha256(json.dumps(parts, sort_keys=True).encode())
 
 
-def _digest_line(content: bytes) -> bytes:
-    return _sha256(content).encode() + b"\n"
+def encode_entry(about: Mapping[str, object], payload: bytes) -> bytes:
+    """Return an entry's file."""
+    content = json.dumps(about).encode() + b"\n" + payload
+    return _FORMAT + _sha256(content).encode() + b"\n" + content
+
+
+def parse_entry(data: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """Return what an entry's file says of itself, and its bytes; None where it is no entry or damaged."""
+    start = len(_FORMAT)
+    if not data.startswith(_FORMAT) or data[start + 64 : start + 65] != b"\n":
+        return None
+    content = data[start + 65 :]
+    if data[start : start + 64] != _sha256(content).encode():
+        return None
+    header, _, payload = content.partition(b"\n")
+    try:
+        about = json.loads(header)
+        whole = isinstance(about["stem"], str) and re.fullmatch(_KEY, about["key"]) and about["bytes"] == len(payload)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return (about, payload) if whole else None
+
+
+class Entry(NamedTuple):
+    """An entry, as its file tells.
+
+    Attributes
+    ----------
+    name : str
+        Of the file.
+    bytes : int
+        Of the file.
+    used : float
+        When it was written, or last read give or take a day; seconds since 1970.
+    about : dict or None
+        What it is, such as its ``"symbol"`` and ``"target"``. None: it is damaged, or cannot be read.
+    """
+
+    name: str
+    bytes: int
+    used: float
+    about: dict[str, Any] | None
+
+
+def _distrust(status: os.stat_result) -> str | None:
+    """Return why others could have put what is there, which would run as the caller; None: they could not."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to user {status.st_uid}, and this is user {os.geteuid()}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to it (mode {stat.S_IMODE(status.st_mode):04o}; chmod go-w mends it)"
+    return None
+
+
+def _make_folders(path: str) -> None:
+    # os.makedirs gives its mode to the last one only: under umask 0, others could write to those above.
+    if not os.path.isdir(path):
+        above = os.path.dirname(path)
+        if above and above != path:
+            _make_folders(above)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o755)
+        if not os.path.isdir(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+
+class _Folder:
+    """A folder whose entries are read, if nobody else could have put them there."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._trusted: bool | None = None
+
+    def trusted(self) -> bool:
+        """Whether it is there, and none but the caller and root may write to it; a refusal is told once."""
+        if self._trusted is None:
+            try:
+                reason = _distrust(os.stat(self.path))
+            except OSError:
+                return False
+            self._trusted = reason is None
+            if reason:
+                warnings.warn(
+                    f"transformer_rtc does not use the kernel cache {self.path}, as what is in it would run as this "
+                    f"user's code: {reason}",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        return self._trusted
+
+    def read(self, name: str) -> tuple[bytes, os.stat_result] | None:
+        """Return a file's bytes; None where there is none, or others may write to it."""
+        if not self.trusted():
+            return None
+        try:
+            # A pipe of that name would else be waited for.
+            descriptor = os.open(os.path.join(self.path, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(descriptor, "rb") as file:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode) or _distrust(status):
+                    return None
+                return file.read(), status
+        except OSError:
+            return None
+
+    def find(self, stem: str) -> list[str]:
+        """Return the names of a stem's entries."""
+        if not self.trusted():
+            return []
+        try:
+            names = os.listdir(self.path)
+        except OSError:
+            return []
+        start = _readable(stem) + "."
+        return [name for name in names if name.startswith(start) and len(name) == len(start) + 24]
+
+
+def _readable(stem: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", stem)[:120]
+
+
+def _name(stem: str, key: str) -> str:
+    return f"{_readable(stem)}.{key[:24]}"
+
+
+# A lock lasts until its last descriptor is closed: a forked child must not keep its parent's.
+_held: set[int] = set()
+
+
+def _close_in_child() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class DiskCache:
-    """Entries in one folder, which is made when the first one is written.
+    """Entries in one folder, which is made when the first one is written; and those of a second one, only read.
 
     Parameters
     ----------
     folder : str or None
         None keeps nothing.
+    read_only_folder : str or None
+        Where else an entry is looked for.
+    max_bytes : int
+        Of all entries together, about; what was not used for longest is deleted first. 0: without limit.
+    lock_seconds : float
+        For how long `claim` waits for another process.
     """
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(
+        self,
+        folder: str | None,
+        read_only_folder: str | None = None,
+        max_bytes: int = 0,
+        lock_seconds: float = _LOCK_SECONDS,
+    ) -> None:
         self.folder = folder
+        self.read_only_folder = read_only_folder
+        self.max_bytes = max_bytes
+        self._lock_seconds = lock_seconds
+        self._own = _Folder(folder) if folder is not None else None
+        self._folders = [self._own] if self._own else []
+        if read_only_folder is not None:
+            self._folders.append(_Folder(read_only_folder))
         self._writable = folder is not None
+        self._bytes_until_prune = 0
+
+    @property
+    def writable(self) -> bool:
+        """Whether there is a folder, and no write to it has failed yet."""
+        return self._writable
 
     def path(self, stem: str, key: str) -> str:
         """Return where an entry lies: its stem, for people, and the start of its key."""
-        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", stem)[:120]
-        return os.path.join(self.folder or "", f"{readable}.{key[:24]}")
+        return os.path.join(self.folder or "", _name(stem, key))
 
     def get(self, stem: str, key: str) -> bytes | None:
         """Return an entry's bytes, or None."""
-        if self.folder is None:
-            return None
+        name = _name(stem, key)
+        for folder in self._folders:
+            read = folder.read(name)
+            found = parse_entry(read[0]) if read else None
+            if read and found and found[0]["key"] == key:
+                if folder is self._own and time.time() - read[1].st_mtime > _TOUCH_SECONDS:
+                    with contextlib.suppress(OSError):
+                        os.utime(os.path.join(folder.path, name))
+                return found[1]
+        return None
+
+    def get_any(self, stem: str, source: str) -> bytes | None:
+        """Return the bytes of an entry of the same source, whatever compiled it; None where there is none.
+
+        Parameters
+        ----------
+        stem : str
+            As for `get`.
+        source : str
+            What was given to `put` as ``about["source"]``: a key without the compiler.
+        """
+        for folder in self._folders:
+            candidates = []
+            for name in folder.find(stem):
+                read = folder.read(name)
+                found = parse_entry(read[0]) if read else None
+                if found and found[0].get("source") == source and found[0]["key"].startswith(name[-24:]):
+                    candidates.append((_natural(str(found[0].get("compiler"))), found[1]))
+            if candidates:
+                # An older compiler's code is what more drivers take.
+                return min(candidates)[1]
+        return None
+
+    @contextlib.contextmanager
+    def claim(self, stem: str, key: str) -> Iterator[bytes | None]:
+        """Let one process at a time make an entry; what another one has meanwhile made is yielded, else None.
+
+        The lock is the kernel's, which frees it when its owner dies, however it does. Who has waited for too long goes
+        on without it, as everybody does where there is none: in a read-only folder, or a file system without locks.
+        """
+        descriptor = self._open_lock(key)
+        if descriptor is None:
+            yield None
+            return
         try:
-            with open(self.path(stem, key), "rb") as file:
-                if file.readline() != _FORMAT:
-                    return None
-                expected = file.readline()
-                content = file.read()
+            yield self._wait(descriptor, stem, key)
+        finally:
+            if descriptor in _held:
+                with contextlib.suppress(OSError):
+                    # A byte in the lock's file, which takes no room, tells others that they would wait for nothing.
+                    if (os.fstat(descriptor).st_size > 0) == self._writable:
+                        os.ftruncate(descriptor, 0 if self._writable else 1)
+                _held.discard(descriptor)
+                os.close(descriptor)
+
+    def _open_lock(self, key: str) -> int | None:
+        if not self._writable or self._own is None:
+            return None
+        folder = os.path.join(self._own.path, "locks")
+        try:
+            _make_folders(self._own.path)
+            if not self._own.trusted():
+                return None
+            _make_folders(folder)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(os.path.join(folder, key[:_LOCK_DIGITS]), flags, 0o644)
         except OSError:
             return None
-        if expected != _digest_line(content):
-            return None
-        header, _, payload = content.partition(b"\n")
-        try:
-            return payload if json.loads(header)["key"] == key else None
-        except (ValueError, KeyError, TypeError):
-            return None
+        _held.add(descriptor)
+        return descriptor
+
+    def _wait(self, descriptor: int, stem: str, key: str) -> bytes | None:
+        deadline, pause = time.monotonic() + self._lock_seconds, 0.002
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return self.get(stem, key)
+            except BlockingIOError:
+                found = self.get(stem, key)
+            except OSError:
+                return None
+            if found is not None or time.monotonic() >= deadline or os.fstat(descriptor).st_size > 0:
+                return found
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
 
     def put(self, stem: str, key: str, payload: bytes, about: Mapping[str, object]) -> None:
         """Write an entry. A folder that cannot be made or written costs one warning, and no more is written.
@@ -80,23 +321,17 @@ class DiskCache:
         payload : bytes
             The entry.
         about : mapping
-            What a person may want to know of it.
+            What a person may want to know of it, and ``"source"`` and ``"compiler"`` for `get_any`.
         """
-        if not self._writable or self.folder is None:
+        if not self._writable or self._own is None:
             return
-        content = json.dumps({**about, "key": key, "bytes": len(payload)}).encode() + b"\n" + payload
-        path = self.path(stem, key)
-        beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+        data = encode_entry({**about, "stem": stem, "key": key, "bytes": len(payload)}, payload)
         try:
-            os.makedirs(self.folder, mode=0o700, exist_ok=True)
-            try:
-                with open(beside, "xb") as file:
-                    file.write(_FORMAT + _digest_line(content) + content)
-                os.replace(beside, path)
-            except OSError:
-                if os.path.exists(beside):
-                    os.unlink(beside)
-                raise
+            _make_folders(self._own.path)
+            if not self._own.trusted():
+                self._writable = False
+                return
+            self._write(_name(stem, key), data)
         except OSError as error:
             self._writable = False
             warnings.warn(
@@ -105,12 +340,141 @@ class DiskCache:
                 RuntimeWarning,
                 stacklevel=2,
             )
+            return
+        self._bytes_until_prune -= len(data)
+        if self._bytes_until_prune < 0:
+            # The whole folder is looked at once in a process, and again when it may have grown by a part of its size.
+            self._bytes_until_prune = self.max_bytes // 64 if self.max_bytes else 1 << 62
+            self.prune()
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = os.path.join(self.folder or "", name)
+        beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+        try:
+            # Never writable by others, whatever the umask; readable as far as it lets.
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+
+    def add(self, data: bytes) -> tuple[str, bool]:
+        """Put an entry's file as another cache has it; return its name, and whether it was not there.
+
+        Raises
+        ------
+        ValueError
+            If it is no entry, or a damaged one.
+        OSError
+            If it cannot be written.
+        """
+        parsed = parse_entry(data)
+        if parsed is None:
+            raise ValueError("this is no entry of a cache")
+        stem, key = parsed[0]["stem"], parsed[0]["key"]
+        name = _name(stem, key)
+        reason = self.refusal()
+        if self._own is None or reason:
+            raise PermissionError(errno.EACCES, reason or "there is no folder", self.folder or "")
+        if self.get(stem, key) is not None:
+            return name, False
+        _make_folders(self._own.path)
+        self._write(name, data)
+        return name, True
+
+    def refusal(self) -> str | None:
+        """Return why the folder is not used, as others could have put there what would run; None: they could not."""
+        try:
+            return _distrust(os.stat(self.folder)) if self.folder is not None else None
+        except OSError:
+            return None
+
+    def names(self) -> list[str]:
+        """Return the names of the entries' files."""
+        return sorted(name for _, _, name in self._files(_ENTRY_NAME))
+
+    def read(self, name: str) -> bytes | None:
+        """Return an entry's file; None where there is none, it is damaged, or it lies under another's name."""
+        read = self._own.read(name) if self._own else None
+        parsed = parse_entry(read[0]) if read else None
+        return read[0] if read and parsed and _name(parsed[0]["stem"], parsed[0]["key"]) == name else None
+
+    def _files(self, pattern: str) -> list[tuple[float, int, str]]:
+        """Return when each file was last used, its bytes and its name; the oldest first."""
+        found = []
+        try:
+            with os.scandir(self.folder or "/nonexistent") as folder:
+                for file in folder:
+                    if re.fullmatch(pattern, file.name):
+                        with contextlib.suppress(OSError):  # deleted meanwhile
+                            if file.is_file(follow_symlinks=False):
+                                status = file.stat(follow_symlinks=False)
+                                found.append((status.st_mtime, status.st_size, file.name))
+        except OSError:
+            return []
+        return sorted(found)
 
     def size(self) -> tuple[int, int]:
         """Return how many entries there are, and their bytes."""
-        try:
-            with os.scandir(self.folder or "") as found:
-                sizes = [entry.stat().st_size for entry in found if not entry.name.endswith(".tmp")]
-        except OSError:
-            return 0, 0
+        sizes = [size for _, size, _ in self._files(_ENTRY_NAME)]
         return len(sizes), sum(sizes)
+
+    def entries(self) -> list[Entry]:
+        """Return every entry by its name, checked."""
+        found = []
+        for used, size, name in self._files(_ENTRY_NAME):
+            data = self.read(name)
+            parsed = parse_entry(data) if data else None
+            found.append(Entry(name, size, used, parsed[0] if parsed else None))
+        return sorted(found, key=lambda entry: entry.name)
+
+    def remove(self, name: str) -> bool:
+        """Delete an entry's file. Whoever reads it reads on. Returns whether it could be deleted."""
+        if self.folder is None or not (re.fullmatch(_ENTRY_NAME, name) or re.fullmatch(_TEMPORARY_NAME, name)):
+            return False
+        try:
+            os.unlink(os.path.join(self.folder, name))
+        except OSError:
+            return False
+        return True
+
+    def prune(self, max_bytes: int | None = None, unused_seconds: float | None = None) -> list[str]:
+        """Delete what killed writers left, and the entries that were not used for longest; return the deleted names.
+
+        Parameters
+        ----------
+        max_bytes : int, optional
+            Of what stays; by default the cache's own limit, and an eighth less where it is exceeded. 0: without limit.
+        unused_seconds : float, optional
+            Entries that were not used for so long are deleted too.
+        """
+        now = time.time()
+        doomed = [name for used, _, name in self._files(_TEMPORARY_NAME) if now - used > _ABANDONED_SECONDS]
+        entries = self._files(_ENTRY_NAME)
+        if unused_seconds is not None:
+            doomed += [name for used, _, name in entries if now - used > unused_seconds]
+            entries = [entry for entry in entries if now - entry[0] <= unused_seconds]
+        total = sum(size for _, size, _ in entries)
+        limit = self.max_bytes if max_bytes is None else max_bytes
+        if limit and total > limit:
+            target = limit if max_bytes is not None else limit - limit // 8
+            # The newest stays: it has just been written.
+            for _, size, name in entries[: None if max_bytes is not None else -1]:
+                if total <= target:
+                    break
+                doomed.append(name)
+                total -= size
+        return [name for name in doomed if self.remove(name)]
+
+    def clear(self) -> list[str]:
+        """Delete every entry, and what killed writers left; return the deleted names. Other files stay."""
+        names = [name for pattern in (_ENTRY_NAME, _TEMPORARY_NAME) for _, _, name in self._files(pattern)]
+        return [name for name in names if self.remove(name)]
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return what orders version 9 before 10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]

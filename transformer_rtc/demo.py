@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from . import _native, spec
 from .cache import DiskCache
 from .dispatch import Request, using
-from .errors import CompilerNotFoundError, DeviceNotFoundError, TransformerRtcError
+from .errors import DeviceNotFoundError
 from .launch import device_limits
 from .manager import KernelManager
 from .ops.norm_kernels import ForwardSpec
@@ -45,7 +48,7 @@ def _dtypes() -> list[spec.DType]:
     try:
         import ml_dtypes  # noqa: F401
     except ImportError:
-        print("numpy has no bfloat16 without ml_dtypes (pip install ml_dtypes): the demo leaves it out\n")
+        print("numpy has no bfloat16 without ml_dtypes (pip install ml_dtypes): it is left out", file=sys.stderr)
         return [spec.FLOAT32, spec.FLOAT16]
     return [spec.FLOAT32, spec.FLOAT16, spec.BFLOAT16]
 
@@ -75,13 +78,9 @@ def _milliseconds(work: Callable[..., object], *arguments: object) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def _with_device(device: int, dtypes: list[spec.DType]) -> None:
+def _with_device(device: int, dtypes: list[spec.DType]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each kernel: compiled, loaded and run on a GPU."""
     limits = device_limits(device)
-    print(f"{_native.device_name(device)}: compiled, loaded and run; y against float64 numpy, {_ROWS} rows\n")
-    print("cold: compile and load   warm: a new process's, from disk   hot: found in memory\n")
-    print(
-        f"{'kernel':66s} {'cold ms':>8s} {'warm ms':>8s} {'hot µs':>7s} {'error ulp':>9s} {'cubin B':>8s} {'regs':>5s}"
-    )
     for hidden in _MODELS:
         for dtype in dtypes:
             kernel_spec = _kernel(dtype, hidden, limits)
@@ -92,60 +91,100 @@ def _with_device(device: int, dtypes: list[spec.DType]) -> None:
                 warm_time = _milliseconds(warm.get, kernel_spec, device)
                 hot_time = _milliseconds(warm.get, kernel_spec, device) * 1e3
                 size = len(warm.image(kernel_spec, limits.architecture).data)
-            registers = warm.get(kernel_spec, device).registers
-            print(
-                f"{kernel_spec.symbol:66s} {cold_time:8.1f} {warm_time:8.2f} {hot_time:7.1f} "
-                f"{_error(dtype, hidden):9.2f} {size:8d} {registers:5d}"
-            )
+            yield {
+                "kernel": kernel_spec.symbol,
+                "cold_milliseconds": cold_time,
+                "warm_milliseconds": warm_time,
+                "hot_microseconds": hot_time,
+                "error_ulp": _error(dtype, hidden),
+                "cubin_bytes": size,
+                "registers": warm.get(kernel_spec, device).registers,
+            }
 
 
-def _without_device(reason: Exception, dtypes: list[spec.DType]) -> None:
-    print(f"No GPU: {reason}")
-    print(
-        "So the demo compiles for several architectures with NVRTC, and runs the same texts on the CPU, in a\n"
-        f"simulator that is made for correctness and not for speed: y against float64 numpy, {_SIMULATED_ROWS} rows\n"
-    )
+def _without_device(dtypes: list[spec.DType]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each kernel: compiled for several architectures, and run in the simulator."""
     simulated = SimulatedDevice()
-    architectures = sorted(spec.ARCHITECTURES)
-    print(
-        f"{'kernel (its configuration for sm_90)':66s} "
-        + " ".join(f"{f'sm_{number} ms':>10s}" for number in architectures)
-        + f" {'cubin B':>8s} {'run ms':>7s} {'error ulp':>9s}"
-    )
     for hidden in _MODELS:
         for dtype in dtypes:
-            row, size, symbol = [], 0, ""
-            for architecture in architectures:
+            times: dict[str, float] = {}
+            size, symbol = 0, ""
+            for architecture in sorted(spec.ARCHITECTURES):
                 kernel_spec = _kernel(dtype, hidden, spec.ARCHITECTURES[architecture])
                 fresh = KernelManager(DiskCache(None))
-                row.append(_milliseconds(fresh.image, kernel_spec, architecture))
+                times[f"sm_{architecture}"] = _milliseconds(fresh.image, kernel_spec, architecture)
                 if architecture == simulated.architecture:
                     size, symbol = len(fresh.image(kernel_spec, architecture).data), kernel_spec.symbol
             with using(simulated):
                 error = _error(dtype, hidden, _SIMULATED_ROWS)
                 x = _storage(dtype, np.ones((_SIMULATED_ROWS, hidden)))
                 elapsed = _milliseconds(rms_norm, x, x[0])
-            times = " ".join(f"{elapsed:10.1f}" for elapsed in row)
-            print(f"{symbol:66s} {times} {size:8d} {elapsed:7.1f} {error:9.2f}")
+            yield {
+                "kernel": symbol,
+                "compile_milliseconds": times,
+                "cubin_bytes": size,
+                "run_milliseconds": elapsed,
+                "error_ulp": error,
+            }
+
+
+def _print_with_device(name: str, rows: Iterator[dict[str, Any]]) -> None:
+    print(f"{name}: compiled, loaded and run; y against float64 numpy, {_ROWS} rows\n")
+    print("cold: compile and load   warm: a new process's, from disk   hot: found in memory\n")
+    print(
+        f"{'kernel':66s} {'cold ms':>8s} {'warm ms':>8s} {'hot µs':>7s} {'error ulp':>9s} {'cubin B':>8s} {'regs':>5s}"
+    )
+    for row in rows:
+        print(
+            f"{row['kernel']:66s} {row['cold_milliseconds']:8.1f} {row['warm_milliseconds']:8.2f} "
+            f"{row['hot_microseconds']:7.1f} {row['error_ulp']:9.2f} {row['cubin_bytes']:8d} {row['registers']:5d}"
+        )
+
+
+def _print_without_device(reason: Exception, rows: Iterator[dict[str, Any]]) -> None:
+    print(f"No GPU: {reason}")
+    print(
+        "So the demo compiles for several architectures with NVRTC, and runs the same texts on the CPU, in a\n"
+        f"simulator that is made for correctness and not for speed: y against float64 numpy, {_SIMULATED_ROWS} rows\n"
+    )
+    print(
+        f"{'kernel (its configuration for sm_90)':66s} "
+        + " ".join(f"{f'sm_{number} ms':>10s}" for number in sorted(spec.ARCHITECTURES))
+        + f" {'cubin B':>8s} {'run ms':>7s} {'error ulp':>9s}"
+    )
+    for row in rows:
+        times = " ".join(f"{elapsed:10.1f}" for elapsed in row["compile_milliseconds"].values())
+        print(
+            f"{row['kernel']:66s} {times} {row['cubin_bytes']:8d} {row['run_milliseconds']:7.1f} "
+            f"{row['error_ulp']:9.2f}"
+        )
     print("\nNot done: no kernel was loaded or run on a GPU.")
 
 
-def run() -> int:
-    """Run the demo. Returns 0 if everything that this machine can do was done."""
+def run(as_json: bool = False) -> int:
+    """Run the demo and print its table, or one JSON document. Returns 0: all that this machine can do was done.
+
+    Raises
+    ------
+    TransformerRtcError
+        If it was not.
+    """
     dtypes = _dtypes()
     # With a driver, NVRTC keeps a cache of its own, and a second cold compile would not be one.
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     try:
-        try:
-            device = _native.current_device()
-        except DeviceNotFoundError as error:
-            _without_device(error, dtypes)
+        device = _native.current_device()
+    except DeviceNotFoundError as error:
+        rows = _without_device(dtypes)
+        if as_json:
+            print(json.dumps({"device": None, "reason": str(error), "kernels": list(rows)}, indent=2))
         else:
-            _with_device(device, dtypes)
-    except CompilerNotFoundError as error:
-        print(error)
-        return 1
-    except TransformerRtcError as error:
-        print(f"{type(error).__name__}: {error}")
-        return 1
+            _print_without_device(error, rows)
+    else:
+        rows = _with_device(device, dtypes)
+        name = _native.device_name(device)
+        if as_json:
+            print(json.dumps({"device": name, "kernels": list(rows)}, indent=2))
+        else:
+            _print_with_device(name, rows)
     return 0

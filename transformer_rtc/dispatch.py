@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
-from . import _native, arrays, compiler, static
+from . import _native, arrays, compiler, static, usage
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -16,6 +16,7 @@ from .errors import (
     LaunchError,
     SettingsError,
     StaticKernelError,
+    UnexpectedCompileError,
 )
 from .launch import Kernel, LaunchConfig, device_limits
 from .manager import Device, manager
@@ -26,6 +27,7 @@ from .spec import DTYPES, DeviceLimits, DType, KernelSpec, Params
 __all__ = [
     "OF_HEADS",
     "Argument",
+    "Asked",
     "Family",
     "LaunchRule",
     "Operator",
@@ -130,6 +132,21 @@ class Request(NamedTuple):
     per_head: bool
     margin: bool
     flags: frozenset[str] = frozenset()
+
+
+class Asked(NamedTuple):
+    """A request, and the most CTAs that might share a row: what decides which kernels a device needs.
+
+    Attributes
+    ----------
+    request : Request
+        What an operator was asked for.
+    max_ctas_per_row : int
+        Fewer than usual where a part of a GPU could not hold so many together.
+    """
+
+    request: Request
+    max_ctas_per_row: int = DeviceLimits._field_defaults["max_ctas_per_row"]
 
 
 class LaunchRule(NamedTuple):
@@ -287,16 +304,25 @@ class Operator:
         on: Device = simulated or device
         if simulated.static if simulated else implementation == _STATIC:
             program = self.family.static_program
+            entries = self.family.static(request)
+            usage.observe(Asked(request))
             return self._native_plan(
                 [
                     (manager.get_static(self.family.name, entry.symbol, entry.params, on, program), entry.params, rule)
-                    for entry, rule in self.family.static(request)
+                    for entry, rule in entries
                 ]
             )
         limits = simulated.limits if simulated else device_limits(device)
         while True:
             stages = self.family.specialise(request, limits)
-            kernels = [(manager.get(spec, on), spec.params, rule) for spec, rule in stages]
+            asked = Asked(request, limits.max_ctas_per_row)
+            usage.observe(asked)
+            try:
+                kernels = [(manager.get(spec, on), spec.params, rule) for spec, rule in stages]
+            except UnexpectedCompileError as error:
+                from .manifest import line
+
+                raise error.asked_by(line(asked)) from None
             try:
                 return self._native_plan(kernels)
             except LaunchError:

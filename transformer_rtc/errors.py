@@ -11,6 +11,7 @@ __all__ = [
     "DriverError",
     "DriverNotFoundError",
     "LaunchError",
+    "PackError",
     "SettingsError",
     "SimulationError",
     "StaticKernelError",
@@ -120,6 +121,10 @@ class SimulationError(TransformerRtcError, RuntimeError):
         )  # fmt: skip
 
 
+class PackError(TransformerRtcError, ValueError):
+    """A file that is no pack of cache entries, or a damaged one."""
+
+
 class StaticKernelError(TransformerRtcError, RuntimeError):
     """The installation has no static kernel for an operator and an architecture."""
 
@@ -129,7 +134,34 @@ class CompilerNotFoundError(TransformerRtcError, ImportError):
 
 
 class UnexpectedCompileError(TransformerRtcError, RuntimeError):
-    """A kernel would have to be compiled while compiles are forbidden."""
+    """A kernel would have to be compiled while compiles are forbidden.
+
+    Attributes
+    ----------
+    what : str
+        What happened.
+    symbol : str
+        The kernel's name.
+    target : str
+        What it is for, such as ``"sm_90"``.
+    key : str
+        Under which it is not in the cache.
+    manifest_line : str
+        What of a manifest asks for it, for `transformer_rtc.warmup`; empty where no operator and no
+        `KernelManager.compile` did.
+    """
+
+    def __init__(self, what: str, symbol: str, target: str, key: str, manifest_line: str = "") -> None:
+        self.what, self.symbol, self.target, self.key, self.manifest_line = what, symbol, target, key, manifest_line
+        asked = f"\nThe line of a manifest that warms it up: {manifest_line}" if manifest_line else ""
+        super().__init__(f"{what}{asked}")
+
+    def asked_by(self, manifest_line: str) -> UnexpectedCompileError:
+        """Return the error with the line that asks for the kernel."""
+        return type(self)(self.what, self.symbol, self.target, self.key, manifest_line)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.what, self.symbol, self.target, self.key, self.manifest_line)
 
 
 class CompileError(TransformerRtcError, RuntimeError):

@@ -4,78 +4,162 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
+from typing import Any
 
 from . import _native, compiler, static
-from .errors import TransformerRtcError
+from .errors import DeviceNotFoundError, TransformerRtcError
 from .launch import device_limits
 from .manager import manager
 from .simulator import toolchain
 from .version import __version__
 
+__all__ = ["gather", "lines"]
 
-def run() -> int:
-    """Print what was found. Returns 0 if kernels can run here, 1 if something is missing."""
+
+def gather() -> dict[str, Any]:
+    """Return what was found, of JSON's types; ``"missing"`` is what keeps kernels from running, or from being kept."""
     missing: list[str] = []
+    notes: list[str] = []
+    driver = _driver(missing)
+    nvrtc = _nvrtc(missing, notes, driver.get("cuda"))
+    bindings = compiler.versions().get("cuda_bindings")
+    try:
+        simulator: dict[str, str] = {"compiler": toolchain.compiler_identity().split()[0]}
+    except TransformerRtcError as error:
+        simulator = {"error": str(error)}
+    files = static.manifest().get("files")
+    modules = files if isinstance(files, list) else []
+    return {
+        "version": __version__,
+        "folder": os.path.dirname(__file__),
+        "python": sys.version.split()[0],
+        "platform": f"{platform.system()} {platform.machine()}",
+        "driver": driver,
+        "bindings": bindings,
+        "nvrtc": nvrtc,
+        "simulator": simulator,
+        "static_kernels": {"modules": len(modules), "bytes": sum(file["bytes"] for file in modules)},
+        "cache": _cache(missing),
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("TRANSFORMER_RTC_")},
+        "missing": missing,
+        "notes": notes,
+    }
 
-    def line(name: str, value: object) -> None:
-        print(f"{name:16s} {value}")
 
-    line("transformer_rtc", f"{__version__} in {os.path.dirname(__file__)}")
-    line("python", f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}")
-
+def _driver(missing: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"devices": []}
     try:
         version = _native.driver_version()
-        line("driver", f"runs CUDA {version // 1000}.{version % 1000 // 10}")
+        found["cuda"] = f"{version // 1000}.{version % 1000 // 10}"
         for ordinal in range(_native.device_count()):
             limits = device_limits(ordinal)
-            memory = _native.device_memory(ordinal) / 2**30
-            major, minor = divmod(limits.architecture, 10)
-            clusters = f"clusters of up to {limits.max_cluster_size}" if limits.max_cluster_size > 1 else "no clusters"
-            line(
-                f"cuda:{ordinal}",
-                f"{_native.device_name(ordinal)}, {memory:.0f} GiB, compute capability {major}.{minor}, "
-                f"{limits.shared_memory_per_cta // 1024} KiB of shared memory per CTA, {clusters}",
+            found["devices"].append(
+                {
+                    "name": _native.device_name(ordinal),
+                    "bytes": _native.device_memory(ordinal),
+                    "architecture": f"sm_{limits.architecture}",
+                    "shared_memory_per_cta": limits.shared_memory_per_cta,
+                    "max_cluster_size": limits.max_cluster_size,
+                }
             )
-    except TransformerRtcError as error:
-        line("driver", error)
+        if not found["devices"]:
+            found["error"] = "the driver shows no GPU"
+            missing.append("a GPU: the driver shows none; look at nvidia-smi and at CUDA_VISIBLE_DEVICES")
+    except DeviceNotFoundError as error:
+        found["error"] = str(error)
         missing.append(
-            "a GPU: install an NVIDIA driver, 525.60.13 (CUDA 12.0) or newer; 580 or newer for the extra cu13. Until "
-            "then, arrays of the host run on the CPU, in the simulator"
+            "a GPU: install an NVIDIA driver, 525.60.13 (CUDA 12.0) or newer; 580 or newer for the extra cu13. In a "
+            "container, start it with --gpus all. Until then, arrays of the host run on the CPU, in the simulator"
         )
-
-    found = compiler.versions()
-    line("bindings", f"cuda-bindings {found['cuda_bindings']}" if "cuda_bindings" in found else "none")
-    try:
-        line("NVRTC", compiler.compiler_identity())
     except TransformerRtcError as error:
-        line("NVRTC", error)
+        found["error"] = str(error)
+        missing.append(f"a driver that works: {error}")
+    return found
+
+
+def _nvrtc(missing: list[str], notes: list[str], driver: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"installed": compiler.installed()}
+    try:
+        found["used"] = compiler.compiler_identity()
+    except TransformerRtcError as error:
+        found["error"] = str(error)
         missing.append("NVRTC: pip install 'transformer_rtc[cu12]', or [cu13] for a driver of CUDA 13")
+        return found
+    if len(found["installed"]) > 1:
+        others = "; ".join(found["installed"])
+        notes.append(f"several NVRTCs are installed, and {found['used']} is used: {others}. Uninstall all others")
+    major = re.search(r" (\d+)\.|libnvrtc\.so\.(\d+)", found["used"])
+    if driver and major and int(driver.split(".")[0]) < int(major[1] or major[2]):
+        missing.append(
+            f"a driver for NVRTC {major[1] or major[2]}: this one runs CUDA {driver}, and refuses its cubins. Install "
+            f"driver 580 or newer, or pip install 'transformer_rtc[cu12]'"
+        )
+    return found
 
-    try:
-        line("simulator", f"compiles with {toolchain.compiler_identity().split()[0]}")
-    except TransformerRtcError as error:
-        line("simulator", error)
 
-    files = static.manifest().get("files")
-    if isinstance(files, list):
-        line("static kernels", f"{len(files)} modules, {sum(file['bytes'] for file in files) / 1024:.0f} KiB")
-    else:
-        line("static kernels", "none: this build left them out; nothing needs them but TRANSFORMER_RTC_FORCE_STATIC=1")
-
-    if manager.cache.folder is None:
-        line("disk cache", "off: TRANSFORMER_RTC_CACHE_DIR is empty")
-    else:
-        entries, size = manager.cache.size()
-        line("disk cache", f"{manager.cache.folder}, {entries} entries, {size / 1024:.0f} KiB")
-        existing = manager.cache.folder
+def _cache(missing: list[str]) -> dict[str, Any]:
+    cache = manager.cache
+    found: dict[str, Any] = {"folder": cache.folder, "read_only_folder": cache.read_only_folder}
+    if cache.folder is not None:
+        found["entries"], found["bytes"] = cache.size()
+        found["max_bytes"] = cache.max_bytes
+        existing = cache.folder
         while not os.path.exists(existing):
             existing = os.path.dirname(existing)
-        if not os.access(existing, os.W_OK):
+        reason = cache.refusal()
+        if reason:
+            missing.append(
+                f"a cache: {cache.folder} is not used, as what is in it would run as this user's code: {reason}"
+            )
+        elif not os.path.isdir(existing) or not os.access(existing, os.W_OK):
             missing.append(f"a cache: {existing} cannot be written; set TRANSFORMER_RTC_CACHE_DIR to a folder that can")
+    if cache.read_only_folder is not None and not os.path.isdir(cache.read_only_folder):
+        missing.append(f"the read-only cache: there is no folder {cache.read_only_folder}")
+    return found
 
-    for name in sorted(name for name in os.environ if name.startswith("TRANSFORMER_RTC_")):
-        line(name, os.environ[name])
-    for what in missing:
-        line("missing", what)
-    return 1 if missing else 0
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """Return what `gather` found for a person to read."""
+    told: list[tuple[str, object]] = [
+        ("transformer_rtc", f"{found['version']} in {found['folder']}"),
+        ("python", f"{found['python']} on {found['platform']}"),
+    ]
+    driver, nvrtc, cache = found["driver"], found["nvrtc"], found["cache"]
+    if "cuda" in driver:
+        told.append(("driver", f"runs CUDA {driver['cuda']}"))
+    for ordinal, device in enumerate(driver["devices"]):
+        largest = device["max_cluster_size"]
+        told.append(
+            (
+                f"cuda:{ordinal}",
+                f"{device['name']}, {device['bytes'] / 2**30:.0f} GiB, {device['architecture']}, "
+                f"{device['shared_memory_per_cta'] // 1024} KiB of shared memory per CTA, "
+                + (f"clusters of up to {largest}" if largest > 1 else "no clusters"),
+            )
+        )
+    if "error" in driver:
+        told.append(("driver", driver["error"]))
+    told.append(("bindings", f"cuda-bindings {found['bindings']}" if found["bindings"] else "none"))
+    told.append(("NVRTC", nvrtc.get("used") or nvrtc["error"]))
+    simulator = found["simulator"]
+    told.append(
+        ("simulator", f"compiles with {simulator['compiler']}" if "compiler" in simulator else simulator["error"])
+    )
+    modules, size = found["static_kernels"]["modules"], found["static_kernels"]["bytes"]
+    none = "none: this build left them out; nothing needs them but TRANSFORMER_RTC_FORCE_STATIC=1"
+    told.append(("static kernels", f"{modules} modules, {size / 1024:.0f} KiB" if modules else none))
+    if cache["folder"] is None:
+        told.append(("disk cache", "off: TRANSFORMER_RTC_CACHE_DIR is empty"))
+    else:
+        limit = f" of at most {cache['max_bytes'] / 2**20:.0f} MiB" if cache["max_bytes"] else ""
+        told.append(
+            ("disk cache", f"{cache['folder']}, {cache['entries']} entries, {cache['bytes'] / 1024:.0f} KiB{limit}")
+        )
+    if cache["read_only_folder"] is not None:
+        told.append(("read-only cache", cache["read_only_folder"]))
+    told += found["environment"].items()
+    told += [("note", note) for note in found["notes"]]
+    told += [("missing", what) for what in found["missing"]]
+    return [f"{name:16s} {value}" for name, value in told]

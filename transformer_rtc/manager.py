@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from . import compiler, sources, static
+from . import compiler, sources, static, usage
 from . import launch as gpu
 from .cache import DiskCache, digest
-from .errors import SettingsError, TransformerRtcError, UnexpectedCompileError
+from .errors import CompilerNotFoundError, SettingsError, TransformerRtcError, UnexpectedCompileError
 from .launch import Kernel, device_limits
 from .settings import Settings, settings
 from .simulator import SimulatedDevice
@@ -69,6 +69,11 @@ class Image(NamedTuple):
     data: bytes
     kind: str
     origin: str
+
+
+def _from_disk(data: bytes, target: Target) -> Image:
+    kind = "module" if target.simulated else "cubin" if data.startswith(b"\x7fELF") else "ptx"
+    return Image(data, kind, "disk")
 
 
 class CompileFunction(Protocol):
@@ -156,6 +161,7 @@ class KernelManager:
         self._images = _Once()
         self._kernels = _Once()
         self._callbacks: list[Callable[[Event], None]] = []
+        self._freezes = 0
 
     def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call `callback` for every compile and load from now on; what is returned stops that."""
@@ -164,6 +170,26 @@ class KernelManager:
         def stop() -> None:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
+
+        return stop
+
+    def freeze(self) -> Callable[[], None]:
+        """Forbid compiles from now on, as after a warm-up: NVRTC's, and the driver's of PTX.
+
+        A call that needs one raises `UnexpectedCompileError`, which says what to warm up.
+
+        Returns
+        -------
+        callable
+            Ends it.
+        """
+        self._freezes += 1
+        frozen = True
+
+        def stop() -> None:
+            nonlocal frozen
+            self._freezes -= frozen
+            frozen = False
 
         return stop
 
@@ -234,14 +260,29 @@ class KernelManager:
         options : tuple of str
             For NVRTC, beyond the package's own; the simulator takes those that define macros.
         """
-        return self.get(TextSpec(text, symbol, tuple(fields), tuple(options)), device)
+        spec = TextSpec(text, symbol, tuple(fields), tuple(options))
+
+        def image(target: Target) -> Image:
+            usage.observe(spec)
+            try:
+                return self.image(spec, target)
+            except UnexpectedCompileError as error:
+                from .manifest import line
+
+                raise error.asked_by(line(spec)) from None
+
+        return self._load(spec, symbol, spec.params, device, image)
 
     def is_compiled(self, spec: KernelSpec, device: Device) -> bool:
         """Whether `get` would not compile."""
         if (spec, device) in self._kernels:
             return True
         target = _target(device)
-        return (spec, target) in self._images or self._read(spec, target, self._compiler_of(target)) is not None
+        return (spec, target) in self._images or self._read(spec, target)[0] is not None
+
+    def in_memory(self, spec: KernelSpec, target: int | Target) -> bool:
+        """Whether `image` would read no file."""
+        return (spec, Target(target) if isinstance(target, int) else target) in self._images
 
     def image(self, spec: KernelSpec, target: int | Target) -> Image:
         """Return a kernel's machine code: from disk, else compiled and put there. Needs no device.
@@ -264,65 +305,104 @@ class KernelManager:
 
         return toolchain.compiler_identity()
 
-    def _key(self, spec: KernelSpec, target: Target, identity: str) -> str:
+    def _parts(self, spec: KernelSpec, target: Target) -> dict[str, object]:
+        """Return all that a key depends on but the compiler."""
         program = spec.program
         parts: dict[str, object] = {
             "program": program,
             "headers": sources.included(program),
             "options": [*compiler.OPTIONS, *spec.options],
             "architecture": target.architecture,
-            "compiler": identity,
         }
         if target.simulated:
             from .simulator import toolchain
 
             parts |= toolchain.key_parts(target)
-        return digest(parts)
+        return parts
 
-    def _read(self, spec: KernelSpec, target: Target, identity: str) -> Image | None:
-        found = self.cache.get(f"{spec.symbol}.{target}", self._key(spec, target, identity))
-        if found is None:
-            return None
-        kind = "module" if target.simulated else "cubin" if found.startswith(b"\x7fELF") else "ptx"
-        return Image(found, kind, "disk")
+    def key(self, spec: KernelSpec, target: Target, identity: str) -> str:
+        """Return a kernel's key in the disk cache.
+
+        Parameters
+        ----------
+        spec : KernelSpec
+            The kernel.
+        target : Target
+            What it is for.
+        identity : str
+            Which compiler; empty: none, which is the key of the source.
+        """
+        return digest(self._parts(spec, target) | ({"compiler": identity} if identity else {}))
+
+    def _read(self, spec: KernelSpec, target: Target) -> tuple[Image | None, str]:
+        """Return what is on disk, and the key under which it was looked for."""
+        stem = f"{spec.symbol}.{target}"
+        try:
+            key = self.key(spec, target, self._compiler_of(target))
+        except CompilerNotFoundError:
+            # It cannot be compiled here: what any compiler made is right too, as an image may bring it.
+            key = self.key(spec, target, "")
+            found = self.cache.get_any(stem, key)
+            if found is None:
+                raise
+        else:
+            found = self.cache.get(stem, key)
+        return (None if found is None else _from_disk(found, target)), key
+
+    def _check_compile(self, what: str, symbol: str, target: Target, key: str) -> None:
+        """Do what the settings ask for before a compile."""
+        if self._freezes or self._settings.on_compile == "error":
+            why = "freeze()" if self._freezes else "TRANSFORMER_RTC_ON_COMPILE=error"
+            raise UnexpectedCompileError(f"{what}, and {why} forbids to compile it", symbol, str(target), key)
+        if self._settings.on_compile == "warn":
+            warnings.warn(f"transformer_rtc compiles {symbol} for {target}", RuntimeWarning, stacklevel=3)
 
     def _make_image(self, spec: KernelSpec, target: Target) -> Image:
-        found = self._read(spec, target, self._compiler_of(target))
+        found, key = self._read(spec, target)
         if found is not None:
             return found
+        stem = f"{spec.symbol}.{target}"
         if self._settings.force_static:
             raise SettingsError(f"TRANSFORMER_RTC_FORCE_STATIC=1 forbids the compile of {spec.symbol}")
-        if self._settings.on_compile == "error":
-            raise UnexpectedCompileError(
-                f"{spec.symbol} for {target} is not in the cache {self.cache.folder}, and "
-                f"TRANSFORMER_RTC_ON_COMPILE=error forbids to compile it"
+        self._check_compile(
+            f"{spec.symbol} for {target} is not in the cache {self.cache.folder} under the key {key}",
+            spec.symbol,
+            target,
+            key,
+        )
+        with self.cache.claim(stem, key) as others:
+            if others is not None:
+                return _from_disk(others, target)
+            program = spec.program
+            start = time.perf_counter()
+            compiled = self._compile(spec, program, target)
+            elapsed = (time.perf_counter() - start) * 1e3
+            # Filed under what really compiled it, which may not be what the environment promised.
+            self.cache.put(
+                stem,
+                self.key(spec, target, compiled.compiler),
+                compiled.image,
+                {
+                    "symbol": spec.symbol,
+                    "target": str(target),
+                    "kind": compiled.kind,
+                    "compiler": compiled.compiler,
+                    "source": self.key(spec, target, ""),
+                },
             )
-        if self._settings.on_compile == "warn":
-            warnings.warn(f"transformer_rtc compiles {spec.symbol} for {target}", RuntimeWarning, stacklevel=2)
-        program = spec.program
-        headers = sources.included(program)
-        start = time.perf_counter()
-        if target.simulated:
-            from .simulator import toolchain
-
-            compiled = toolchain.compile_program(spec.symbol, program, headers, spec.options, target)
-        else:
-            report = ("-Xptxas=-v",) if self._settings.log >= 2 else ()
-            compiled = self._compile_program(
-                spec.symbol, program, headers, (*spec.options, *report), target.architecture
-            )
-        elapsed = (time.perf_counter() - start) * 1e3
         if self._settings.log >= 2:
             print(f"{program}\n{compiled.log}", file=sys.stderr)
         self._tell(Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler"))
-        # Filed under what really compiled it, which may not be what the environment promised.
-        self.cache.put(
-            f"{spec.symbol}.{target}",
-            self._key(spec, target, compiled.compiler),
-            compiled.image,
-            {"symbol": spec.symbol, "target": str(target), "kind": compiled.kind, "compiler": compiled.compiler},
-        )
         return Image(compiled.image, compiled.kind, "compiler")
+
+    def _compile(self, spec: KernelSpec, program: str, target: Target) -> compiler.Compiled:
+        headers = sources.included(program)
+        if target.simulated:
+            from .simulator import toolchain
+
+            return toolchain.compile_program(spec.symbol, program, headers, spec.options, target)
+        report = ("-Xptxas=-v",) if self._settings.log >= 2 else ()
+        return self._compile_program(spec.symbol, program, headers, (*spec.options, *report), target.architecture)
 
     def _load(
         self, key: Hashable, symbol: str, params: Params, device: Device, image: Callable[[Target], Image]
@@ -330,6 +410,9 @@ class KernelManager:
         def make() -> Kernel:
             target = _target(device)
             data, kind, origin = image(target)
+            if kind == "ptx" and not self._settings.force_static:
+                what = f"{symbol} is PTX, which the driver must compile for {target}"
+                self._check_compile(what, symbol, target, "")
             start = time.perf_counter()
             if isinstance(device, SimulatedDevice):
                 from .simulator.kernel import SimulatedKernel  # loads the machine
@@ -357,4 +440,4 @@ class KernelManager:
             callback(event)
 
 
-manager = KernelManager(DiskCache(settings.cache_dir))
+manager = KernelManager(DiskCache(settings.cache_dir, settings.read_only_cache_dir, settings.cache_bytes))

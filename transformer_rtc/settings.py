@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .errors import SettingsError
 
 _ON_COMPILE = ("allow", "warn", "error")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class Settings:
     log : int
         ``TRANSFORMER_RTC_LOG``: 1 prints a line for each compile and load, 2 also the program and the
         compiler's report.
+    read_only_cache_dir : str or None
+        ``TRANSFORMER_RTC_READ_ONLY_CACHE_DIR``: a second folder, such as one in a container's image, that is only read.
+    cache_bytes : int
+        ``TRANSFORMER_RTC_CACHE_SIZE``: of the disk cache, about, such as ``500M``; 1G by default; 0: without limit.
+    record : str or None
+        ``TRANSFORMER_RTC_RECORD``: the manifest to which is added what operators are asked for.
     """
 
     force_static: bool
@@ -35,6 +42,26 @@ class Settings:
     simulate: str
     on_compile: str
     log: int
+    read_only_cache_dir: str | None
+    cache_bytes: int
+    record: str | None
+
+
+def parse_bytes(text: str) -> int | None:
+    """Return a number of bytes that may end in K, M, G or T; None where it is none."""
+    unit = text[-1:].upper() if text[-1:].upper() in _UNITS else ""
+    number = text.removesuffix(text[-1:]) if unit else text
+    return int(number) * _UNITS[unit] if number.isascii() and number.isdigit() else None
+
+
+def _default_cache_dir(environment: Mapping[str, str]) -> str:
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as its specification asks
+        base = os.path.join(os.path.expanduser("~"), ".cache")
+    if os.path.isabs(base):
+        return os.path.join(base, "transformer_rtc")
+    # A user without a home, as containers have them. A folder that somebody else has put there is refused.
+    return os.path.join(os.path.abspath(environment.get("TMPDIR") or "/tmp"), f"transformer_rtc-{os.geteuid()}")
 
 
 def read(environment: Mapping[str, str]) -> Settings:
@@ -52,10 +79,17 @@ def read(environment: Mapping[str, str]) -> Settings:
             raise SettingsError(f"{name} is {value!r}; it takes {', '.join(accepted)}")
         return value
 
-    cache_dir = environment.get("TRANSFORMER_RTC_CACHE_DIR")
-    if cache_dir is None:
-        base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        cache_dir = os.path.join(base, "transformer_rtc")
+    def path(name: str) -> str | None:
+        # Absolute: what was meant does not change with the current folder.
+        return os.path.abspath(os.path.expanduser(environment[name])) if environment.get(name) else None
+
+    cache_dir = path("TRANSFORMER_RTC_CACHE_DIR")
+    if "TRANSFORMER_RTC_CACHE_DIR" not in environment:
+        cache_dir = _default_cache_dir(environment)
+    size = environment.get("TRANSFORMER_RTC_CACHE_SIZE") or "1G"
+    cache_bytes = parse_bytes(size)
+    if cache_bytes is None:
+        raise SettingsError(f"TRANSFORMER_RTC_CACHE_SIZE is {size!r}; it takes bytes, such as 1G, 500M, 0 for no limit")
     force_static = choice("TRANSFORMER_RTC_FORCE_STATIC", ("0", "1")) == "1"
     simulate = choice("TRANSFORMER_RTC_SIMULATE", ("0", "1", "checked"))
     if force_static and simulate != "0":
@@ -63,9 +97,12 @@ def read(environment: Mapping[str, str]) -> Settings:
     return Settings(
         force_static=force_static,
         simulate="" if simulate == "0" else simulate,
-        cache_dir=cache_dir or None,
+        cache_dir=cache_dir,
         on_compile=choice("TRANSFORMER_RTC_ON_COMPILE", _ON_COMPILE),
         log=int(choice("TRANSFORMER_RTC_LOG", ("0", "1", "2"))),
+        read_only_cache_dir=path("TRANSFORMER_RTC_READ_ONLY_CACHE_DIR"),
+        cache_bytes=cache_bytes,
+        record=path("TRANSFORMER_RTC_RECORD"),
     )
 
 

@@ -56,6 +56,33 @@ def test_a_second_process_neither_compiles_nor_opens_nvrtc(tmp_path):
     assert run(CALL, CACHE_DIR=str(tmp_path), ON_COMPILE="error").returncode == 0
 
 
+def test_after_a_warm_up_for_this_gpu_no_call_compiles(tmp_path):
+    sizes = "[64, 1000, 4096, 131072]"
+    warm = (
+        "import transformer_rtc as t\n"
+        "names = ['rms_norm', 'layer_norm', 'rms_norm_add', 'rms_norm_backward', 'add_layer_norm_backward']\n"
+        f"found = t.warmup(names, ['float32', 'float16'], {sizes})\n"
+        "assert {each.status for each in found} == {'compiled'}, found\n"
+        "print(dict(t.manager.counts) == {'compile': len(found)})"
+    )
+    assert output(warm, CACHE_DIR=str(tmp_path)) == "True"
+    calls = (
+        "import numpy as np, transformer_rtc as t\n"
+        "t.freeze()\n"
+        "def call(n, dtype):\n"
+        "    x, w = np.ones((5, n), dtype), np.ones(n, dtype)\n"
+        "    t.rms_norm(x, w); t.layer_norm(x, w, w); t.rms_norm_add(x, x, w)\n"
+        "    t.rms_norm_backward(x, x, w); t.add_layer_norm_backward(x, x, x, w)\n"
+        f"for n in {sizes}:\n"
+        "    for dtype in (np.float32, np.float16): call(n, dtype)\n"
+        "print(t.manager.counts['compile'])\n"
+        "try: call(96, np.float32)\n"
+        "except t.UnexpectedCompileError as error: print(error.manifest_line)"
+    )
+    compiles, line = output(calls, CACHE_DIR=str(tmp_path)).splitlines()
+    assert compiles == "0" and '"operator": "rms_norm"' in line and '"columns": 96' in line
+
+
 def test_without_a_disk_cache_each_process_compiles():
     for _ in range(2):
         assert output(CALL, CACHE_DIR="").startswith("{'compile': 1, 'load': 1} True")

@@ -676,7 +676,7 @@ def test_a_warm_cache_needs_no_compile(tmp_path, monkeypatch):
 def test_a_damaged_entry_is_compiled_again(tmp_path):
     cache = DiskCache(str(tmp_path))
     KernelManager(cache).compile(WRITES, "writes", FIELDS, SimulatedDevice())
-    (entry,) = tmp_path.iterdir()
+    (entry,) = tmp_path.glob("writes.*")
     entry.write_bytes(entry.read_bytes()[:-100])
     again = KernelManager(cache)
     again.compile(WRITES, "writes", FIELDS, SimulatedDevice())

@@ -1,0 +1,18 @@
+"""What this process has asked for, kept for manifests. Pure: no CUDA, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["asked", "observe", "observers"]
+
+# In the order in which it was first needed: what manifest.py makes entries of.
+asked: list[object] = []
+observers: list[Callable[[object], None]] = []
+
+
+def observe(what: object) -> None:
+    """Keep what was asked for, and tell of it. Called where a plan or a kernel is made, not where it is used again."""
+    asked.append(what)
+    for tell in tuple(observers):
+        tell(what)
