@@ -67,7 +67,7 @@ def _names(operator: str) -> dict[str, Argument]:
             found["row_scaling" if argument.name == "row_scale" else f"return_{argument.name}"] = argument
         elif argument.role in _SUMS:
             found[f"return_{argument.name}"] = argument
-        elif argument.role not in ("rows_out", "real", "integer", "sm_margin", "stream"):
+        elif argument.role not in ("rows_out", "real", "integer", "square", "sm_margin", "stream"):
             found[argument.name] = argument
     return found
 
