@@ -13,6 +13,12 @@ enum class Exchange {
   grid,     // global memory, in a cooperative launch
 };
 
+// Of a kernel's traits.
+template <class Traits>
+constexpr TRTC_DEVICE Exchange exchange_of() {
+  return Traits::ctas_per_row == 1 ? Exchange::none : Traits::clusters ? Exchange::cluster : Exchange::grid;
+}
+
 struct Sum {
   static TRTC_DEVICE float nothing() { return 0.0f; }
   static TRTC_DEVICE float of(float a, float b) { return a + b; }

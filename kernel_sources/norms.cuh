@@ -26,9 +26,7 @@ struct NormConfig : Traits {
     // Every Vec of every thread lies in the row: counts are constants then.
     exact = Traits::rows_per_cta == 1 && static_cast<int64>(slice) * Traits::ctas_per_row == Traits::hidden,
   };
-  static constexpr TRTC_DEVICE Exchange exchange() {
-    return Traits::ctas_per_row == 1 ? Exchange::none : Traits::clusters ? Exchange::cluster : Exchange::grid;
-  }
+  static constexpr TRTC_DEVICE Exchange exchange() { return exchange_of<Traits>(); }
   static_assert(static_cast<int64>(slice) * Traits::ctas_per_row >= Traits::hidden, "the CTAs tile the row");
   static_assert(!Traits::in_shared || Traits::chunks == 1, "shared memory holds a whole slice");
   static_assert(!Traits::ragged || Traits::rows_per_cta == 1, "all threads of a CTA bring one row");

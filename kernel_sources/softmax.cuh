@@ -19,9 +19,7 @@ template <class Traits>
 struct SoftmaxConfig : Traits {
   using Part = Slots<Traits::threads, Traits::steps, Traits::vector>;
   enum : int { vectors_per_row = Traits::vector * Traits::ctas_per_row };
-  static constexpr TRTC_DEVICE Exchange exchange() {
-    return Traits::ctas_per_row == 1 ? Exchange::none : Traits::clusters ? Exchange::cluster : Exchange::grid;
-  }
+  static constexpr TRTC_DEVICE Exchange exchange() { return exchange_of<Traits>(); }
 };
 
 // Which columns of a row take part: all, or, where it is causal, those up to its query's, `diagonal` further; or the

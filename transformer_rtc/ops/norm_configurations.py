@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..spec import DeviceLimits, DType
+from .programs import RowDivision
 
 __all__ = [
     "RESERVED_SHARED",
@@ -21,23 +22,11 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class NormConfig:
-    """How a row is divided.
+class NormConfig(RowDivision):
+    """How a row is divided. A row of more vectors than it has steps is read again for each thing that is asked of it.
 
     Attributes
     ----------
-    threads_per_row : int
-        Of one CTA: a power of two up to 32, or whole warps.
-    rows_per_cta : int
-        Rows that a CTA holds together.
-    vector : int
-        Elements of one memory access.
-    steps : int
-        Vectors of a row that one thread holds. A row of more is read again for each thing that is asked of it.
-    ctas_per_row : int
-        CTAs that share a row: a power of two.
-    clusters : bool
-        Whether they are a cluster, or meet in global memory in a cooperative launch.
     in_shared : bool
         Whether a row is held in shared memory rather than in registers.
     stages : int
@@ -45,19 +34,8 @@ class NormConfig:
         many slots in shared memory: one is worked on while the others are on their way.
     """
 
-    threads_per_row: int
-    rows_per_cta: int
-    vector: int
-    steps: int
-    ctas_per_row: int = 1
-    clusters: bool = False
     in_shared: bool = False
     stages: int = 0
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return self.threads_per_row * self.rows_per_cta
 
     @property
     def chunk(self) -> int:
@@ -74,21 +52,9 @@ class NormConfig:
         return self.in_shared and self.rows_per_cta == 1 and hidden % self.vector != 0
 
     @property
-    def exchange(self) -> str:
-        """How the CTAs of a row meet."""
-        return "none" if self.ctas_per_row == 1 else "cluster" if self.clusters else "grid"
-
-    @property
     def symbol(self) -> str:
-        """The part of a kernel's name."""
-        parts = [f"t{self.threads_per_row}_r{self.rows_per_cta}_v{self.vector}_s{self.steps}"]
-        if self.ctas_per_row > 1:
-            parts.append(f"{self.exchange}{self.ctas_per_row}")
-        if self.stages:
-            parts.append(f"stages{self.stages}")
-        elif self.in_shared:
-            parts.append("shared")
-        return "_".join(parts)
+        held = f"_stages{self.stages}" if self.stages else "_shared" if self.in_shared else ""
+        return f"{super().symbol}{held}"
 
 
 def _power_of_two(value: int) -> int:

@@ -52,14 +52,9 @@ class _RowSpec(KernelSpec):
         if config.exchange == "grid" or 2 * (shared_bytes + RESERVED_SHARED) > SHARED_OF_MULTIPROCESSOR:
             bounds += ", 1"
         ways = {"clusters": config.clusters, "in_shared": config.in_shared, "ragged": config.ragged(self.hidden)}
-        sizes = {
+        sizes = config.numbers | {
             "hidden": self.hidden,
-            "threads": config.threads_per_row,
-            "rows_per_cta": config.rows_per_cta,
-            "vector": config.vector,
-            "steps": config.steps,
             "chunks": self.chunks,
-            "ctas_per_row": config.ctas_per_row,
             "stages": config.stages,
             "lag": config.lag,
         }
@@ -78,10 +73,7 @@ class _RowSpec(KernelSpec):
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
             dynamic_shared_memory=dynamic_shared_memory,
-            # trtc::GridWorkspace: in each buffer, a counter and the values of each CTA.
-            workspace_bytes=4 * (2 + 2 * config.lag) * (1 + values * config.ctas_per_row)
-            if config.exchange == "grid"
-            else 0,
+            workspace_bytes=config.workspace_bytes(values, 2 + 2 * config.lag),
             partial_bytes=partial_bytes,
             persistent=persistent,
         )

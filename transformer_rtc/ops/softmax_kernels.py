@@ -14,6 +14,7 @@ from .programs import (
     MINIMAL,
     WORKSPACE,
     GeneralKernel,
+    RowDivision,
     dtypes,
     entry,
     general_program,
@@ -42,52 +43,20 @@ BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072, 262144, _
 
 
 @dataclass(frozen=True)
-class SoftmaxConfig:
+class SoftmaxConfig(RowDivision):
     """How a row is divided.
 
     Attributes
     ----------
-    threads_per_row : int
-        Of one CTA: a power of two up to 32, or whole warps.
-    rows_per_cta : int
-        Rows that a CTA holds together.
-    vector : int
-        Elements of one memory access.
-    steps : int
-        Vectors of a row that one thread holds.
-    ctas_per_row : int
-        CTAs that share a row: a power of two.
-    clusters : bool
-        Whether they are a cluster, or meet in global memory in a cooperative launch.
     chunked : bool
         Whether a CTA's part of a row may be longer than what its threads hold: it is read twice then.
     """
 
-    threads_per_row: int
-    rows_per_cta: int
-    vector: int
-    steps: int
-    ctas_per_row: int = 1
-    clusters: bool = False
     chunked: bool = False
 
     @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return self.threads_per_row * self.rows_per_cta
-
-    @property
-    def exchange(self) -> str:
-        """How the CTAs of a row meet."""
-        return "none" if self.ctas_per_row == 1 else "cluster" if self.clusters else "grid"
-
-    @property
     def symbol(self) -> str:
-        """The part of a kernel's name."""
-        parts = [f"t{self.threads_per_row}_r{self.rows_per_cta}_v{self.vector}_s{self.steps}"]
-        if self.ctas_per_row > 1:
-            parts.append(f"{self.exchange}{self.ctas_per_row}")
-        return "_".join((*parts, *present(chunked=self.chunked)))
+        return "_".join((super().symbol, *present(chunked=self.chunked)))
 
 
 class _Entry(NamedTuple):
@@ -160,31 +129,22 @@ class _SoftmaxSpec(KernelSpec):
 
     def _program(self, source: str, template: str, types: dict[str, DType], flags: dict[str, bool]) -> str:
         config = self.config
-        numbers = {
-            "threads": config.threads_per_row,
-            "rows_per_cta": config.rows_per_cta,
-            "vector": config.vector,
-            "steps": config.steps,
-            "ctas_per_row": config.ctas_per_row,
-        }
         ways = {"clusters": config.clusters, "chunked": config.chunked, "repeats": config.exchange == "grid"}
         return (
             f'#include "{source}"\n\n'
             f"{self.params.text('Params')}\n"
-            f"{traits(types, flags | ways, numbers)}"
+            f"{traits(types, flags | ways, config.numbers)}"
             f"{entry(self.symbol, f'{template}<trtc::SoftmaxConfig<Traits>>', config.threads)}"
         )
 
     def _rule(self, values: int) -> LaunchRule:
         config = self.config
-        # trtc::GridWorkspace, in each of two buffers: a counter and the values of each CTA.
-        workspace = 4 * 2 * (1 + values * config.ctas_per_row) if config.exchange == "grid" else 0
         return LaunchRule(
             threads=config.threads,
             rows_per_cta=config.rows_per_cta,
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
-            workspace_bytes=workspace,
+            workspace_bytes=config.workspace_bytes(values),
         )
 
 
