@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
 import numpy as np
+import pytest
 import softmax_reference as expected
 from reference import assert_within
 
-from transformer_rtc import log_softmax, log_softmax_backward, softmax, softmax_backward
+from transformer_rtc import dispatch, log_softmax, log_softmax_backward, softmax, softmax_backward
+from transformer_rtc.ops import softmax as module
+from transformer_rtc.ops.softmax_kernels import BUCKETS, SoftmaxConfig
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
 
 DTYPE_OF = {dtype.name: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16)}
@@ -20,6 +27,27 @@ MASKS = {
     "of fewer dimensions": (17, 40),
     "of one row": (40,),
 }
+
+
+@contextlib.contextmanager
+def configured(config: SoftmaxConfig) -> Iterator[None]:
+    """Have rows divided by one configuration, in vectors of the types."""
+
+    def configure(columns, rows, limits):
+        vector = 16 // max(dtype.bytes for dtype in rows)
+        return dataclasses.replace(config, vector=vector, clusters=config.clusters and limits.max_cluster_size > 1)
+
+    before = dispatch.operators()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "configure", configure)
+            for operator in before.values():
+                if operator.family is module._FAMILY:
+                    made = dispatch.Operator(operator.name, operator.family, operator.arguments, BUCKETS)
+                    patch.setattr(module, f"_{operator.name}", made.call)
+            yield
+    finally:
+        dispatch._operators.update(before)
 
 
 def at(array: np.ndarray, offset: int, gap: int = 0) -> np.ndarray:
@@ -57,3 +85,19 @@ def hold(x, dy, dtype, scale=1.0, within=None, added=None, **options) -> None:
     assert_within(dx, expected.backward(dy, y, scale, within, False, dtype), dtype, "dx")
     log_dx = log_softmax_backward(dy, log_y, scale=scale, **options)
     assert_within(log_dx, expected.backward(dy, log_y, scale, within, True, dtype), dtype, "dx of the logarithm")
+
+
+def hold_same_bits(x: np.ndarray, dy: np.ndarray, offsets: Sequence[int]) -> None:
+    """Hold a row's results in float32 to the same bits wherever it lies, alone or as one of many."""
+    results = []
+    for offset in offsets:
+        y, lse = softmax(at(x, offset), out_dtype="float32", return_lse=True)
+        dx = softmax_backward(at(dy, offset), at(y, offset), out_dtype="float32")
+        results.append((bits(y), bits(lse), bits(dx)))
+    # And as one of many rows, which lie at every alignment.
+    many = np.repeat(x, 9, axis=0)[:, : x.shape[-1] - 1]
+    y, lse = softmax(many, out_dtype="float32", return_lse=True)
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert all((row == y[0]).all() for row in y) and (lse == lse[0]).all()

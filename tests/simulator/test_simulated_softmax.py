@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import inspect
 import itertools
+from collections.abc import Callable, Iterator
 
 import ml_dtypes  # noqa: F401  (numpy learns its types)
 import numpy as np
 import pytest
 import softmax_reference as expected
 from reference import NUMPY_TYPES, U, assert_within
-from softmax_calls import MASKS, at, bits, hold
+from softmax_calls import MASKS, at, configured, hold, hold_same_bits
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, _native, arrays, dispatch, log_softmax, softmax, using
@@ -38,23 +39,10 @@ def simulated(architecture=90, static=False, checked=True, multiprocessors=4, **
 
 
 @pytest.fixture
-def held(monkeypatch):
-    """Have rows divided by one configuration."""
-
-    def use(config: SoftmaxConfig) -> None:
-        def configure(columns, rows, limits):
-            vector = 16 // max(dtype.bytes for dtype in rows)
-            return dataclasses.replace(config, vector=vector, clusters=config.clusters and limits.max_cluster_size > 1)
-
-        monkeypatch.setattr(module, "configure", configure)
-        for operator in dispatch.operators().values():
-            if operator.family is module._FAMILY:
-                made = dispatch.Operator(operator.name, operator.family, operator.arguments, BUCKETS)
-                monkeypatch.setattr(module, f"_{operator.name}", made.call)
-
-    before = dispatch.operators()
-    yield use
-    dispatch._operators.update(before)
+def held() -> Iterator[Callable[[SoftmaxConfig], None]]:
+    """Have rows divided by one configuration, and then by the next."""
+    with contextlib.ExitStack() as stack:
+        yield lambda config: stack.enter_context(configured(config))
 
 
 # ---- Lengths, ways to hold a row, types ------------------------------------------------------------------------------
@@ -121,19 +109,8 @@ def test_a_row_has_the_same_bits_wherever_it_lies(name, held, rng):
     columns = min(1000, config.threads_per_row * config.steps * config.ctas_per_row * 4)  # the output is float32
     held(config)
     x, dy = (expected.drawn(rng, (1, columns), BFLOAT16) for _ in range(2))
-    results = []
     with using(simulated(checked=False)):
-        for offset in (0, 1, 2, 5, 7):
-            y, lse = softmax(at(x, offset), out_dtype="float32", return_lse=True)
-            dx = transformer_rtc.softmax_backward(at(dy, offset), at(y, offset), out_dtype="float32")
-            results.append((bits(y), bits(lse), bits(dx)))
-        # And as one of many rows, which lie at every alignment.
-        many = np.repeat(x, 9, axis=0)[:, : columns - 1]
-        y, lse = softmax(many, out_dtype="float32", return_lse=True)
-    for others in results[1:]:
-        for one, other in zip(results[0], others, strict=True):
-            np.testing.assert_array_equal(one, other)
-    assert all((row == y[0]).all() for row in y) and (lse == lse[0]).all()
+        hold_same_bits(x, dy, (0, 1, 2, 5, 7))
 
 
 @pytest.mark.parametrize(("x_type", "out"), list(itertools.permutations(FLOATS, 2)), ids=lambda dtype: dtype.symbol)
