@@ -2,10 +2,10 @@
 
     python tests/mutate.py [--files norms.cuh ring.cuh] [--limit 100] [--minutes 20] [--seed 0] [--jobs 2]
 
-Each mutant differs from the sources in one place. It runs through trials in the simulator: cases of the norm family,
-each with a configuration of small rows, held against float64 as the tests hold theirs; checked mode first, then fast
-mode in two orders. A mutant that no longer compiles is seen by the compiler. A survivor wants to be read: it is
-equivalent, or visible only in speed, or a gap.
+Each mutant differs from the sources in one place. It runs through trials in the simulator: cases of the norm family and
+of softmax, each with a configuration of small rows, held against float64 as the tests hold theirs; checked mode first,
+then fast mode in two orders. A mutant that no longer compiles is seen by the compiler. A survivor wants to be read: it
+is equivalent, or visible only in speed, or a gap.
 """
 
 from __future__ import annotations
@@ -37,23 +37,29 @@ sys.path[:0] = [HERE, os.path.join(HERE, "simulator")]
 import calls  # noqa: E402
 import numpy as np  # noqa: E402
 import rigs  # noqa: E402
+import softmax_calls  # noqa: E402
+import softmax_reference  # noqa: E402
 import test_conversions as conversions  # noqa: E402
 from cases import BY_ROW, DELAYED, Case  # noqa: E402
+from reference import NUMPY_TYPES  # noqa: E402
 
-from transformer_rtc import KernelManager, SimulatedDevice, dispatch, sources  # noqa: E402
+from transformer_rtc import KernelManager, SimulatedDevice, dispatch, softmax, softmax_backward, sources, using  # noqa: E402
 from transformer_rtc.cache import DiskCache  # noqa: E402
 from transformer_rtc.errors import CompileError, LaunchError, SimulationError  # noqa: E402
+from transformer_rtc.manager import Image  # noqa: E402
 from transformer_rtc.ops.norm_configurations import NormConfig  # noqa: E402
+from transformer_rtc.ops.softmax_kernels import SoftmaxConfig  # noqa: E402
 from transformer_rtc.spec import (  # noqa: E402
-    ARCHITECTURES,
     BFLOAT16,
+    BOOL,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
     FLOAT16,
     FLOAT32,
     INT8,
+    DType,
     KernelSpec,
-    TextSpec,
+    Target,
 )
 
 # Seconds that a mutant may take for one trial, which takes a few: then it has a loop without an end.
@@ -346,12 +352,6 @@ class Trial(NamedTuple):
     def name(self) -> str:
         return f"{self.case.name}, {self.config.symbol if self.config else 'general'}, sm_{self.architecture}"
 
-    def specs(self) -> tuple[KernelSpec, ...]:
-        stages = rigs.Configured(self.config, self.case.operator).specialise(
-            self.case.request, ARCHITECTURES[self.architecture]
-        )
-        return tuple(spec for spec, _ in stages)
-
     def run(self, checked: bool) -> None:
         # As few multiprocessors as hold a row: groups of CTAs take several rows in turn.
         held = self.config.threads * self.config.ctas_per_row if self.config else 1
@@ -371,6 +371,116 @@ class Trial(NamedTuple):
                 rigs.hold([first] if checked else others, self.case, rng, LAYOUTS, given)
 
 
+class SoftmaxTrial(NamedTuple):
+    """Calls of softmax and its logarithm, forward and backward, on rows that are divided alike.
+
+    Attributes
+    ----------
+    config : SoftmaxConfig or None
+        None: the general kernels.
+    dtype : DType
+        Of x, and of y but where `same_bits`.
+    shapes : tuple
+        Of x.
+    layouts : tuple
+        Elements of x before its first row, and between rows.
+    architecture : int
+        Whose branches are taken.
+    mask, sink : DType or None
+        Of the mask, and of the sinks.
+    keeps : bool
+        Whether the mask says what takes part.
+    causal, window
+        As the operators take them. What they exclude is NaN.
+    special : bool
+        Whether rows have infinities and NaN.
+    in_place : bool
+        Whether each output replaces an input.
+    same_bits : bool
+        Whether results in float32 are held to the same bits wherever a row lies, and not against float64.
+    """
+
+    config: SoftmaxConfig | None
+    dtype: DType
+    shapes: tuple[tuple[int, ...], ...]
+    layouts: tuple[tuple[int, int], ...] = ((0, 0), (3, 0), (0, 1), (5, 3))
+    architecture: int = 90
+    mask: DType | None = None
+    sink: DType | None = None
+    keeps: bool = False
+    causal: str | None = None
+    window: int | None = None
+    special: bool = False
+    in_place: bool = False
+    same_bits: bool = False
+
+    @property
+    def name(self) -> str:
+        parts = [f"softmax of {self.dtype.symbol}", self.config.symbol if self.config else "general"]
+        parts += [f"{name} {dtype.symbol}" for name, dtype in (("mask", self.mask), ("sink", self.sink)) if dtype]
+        parts += [name for name in ("keeps", "special", "in_place", "same_bits") if getattr(self, name)]
+        return ", ".join(
+            (*parts, *([f"{self.causal}, window {self.window}"] if self.causal else []), f"sm_{self.architecture}")
+        )
+
+    def run(self, checked: bool) -> None:
+        # One multiprocessor: groups of CTAs of a cooperative grid take several rows in turn.
+        first, *others = rigs.devices(self.architecture, static=self.config is None, multiprocessors=1)
+        for device in [first] if checked else others:
+            divided = softmax_calls.configured(self.config) if self.config else contextlib.nullcontext()
+            with using(device), divided, np.errstate(all="ignore"):
+                rng = np.random.default_rng(0)
+                for shape in self.shapes:
+                    if self.same_bits:
+                        x, dy = (softmax_reference.drawn(rng, shape, self.dtype) for _ in range(2))
+                        softmax_calls.hold_same_bits(x, dy, range(8))
+                    elif self.in_place:
+                        self._hold_in_place(rng, shape)
+                    else:
+                        for layout in self.layouts:
+                            self._hold(rng, shape, *layout)
+
+    def _drawn(self, rng: np.random.Generator, shape: tuple[int, ...], offset: int, gap: int) -> np.ndarray:
+        rows = softmax_reference.drawn(rng, shape, self.dtype).reshape(-1, shape[-1])
+        return softmax_calls.at(rows, offset, gap).reshape(shape)
+
+    def _hold_in_place(self, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+        for layout in self.layouts:
+            x, dy = self._drawn(rng, shape, *layout), self._drawn(rng, shape, *layout)
+            wanted = softmax_reference.forward(x, out=self.dtype)["y"]
+            softmax_calls.assert_within(softmax(x, out=x), wanted, self.dtype)
+            wanted = softmax_reference.backward(dy, x, out=self.dtype)
+            softmax_calls.assert_within(softmax_backward(dy, x, out=dy), wanted, self.dtype)
+
+    def _hold(self, rng: np.random.Generator, shape: tuple[int, ...], offset: int, gap: int) -> None:
+        x, dy = self._drawn(rng, shape, offset, gap), self._drawn(rng, shape, offset, 0)
+        options: dict[str, Any] = {}
+        within = softmax_reference.taking_part(shape, causal=self.causal, window=self.window)
+        if self.causal:
+            x[~within] = dy[~within] = np.nan
+            options |= {"causal": self.causal, "window": self.window}
+        if self.special:
+            x[0] = x[1, : shape[-1] // 2] = -np.inf
+            x[2, -1], x[3, 0], x[4, 0] = np.inf, np.nan, -np.inf
+        if self.mask:
+            # Broadcast to the heads. Where rows have gaps, their alignments are others than the mask's.
+            of_mask = (shape[0], 1, *shape[2:])
+            mask = rng.random(of_mask) < 0.3
+            mask[..., 0, :] = True
+            within = within & ~mask
+            if self.mask is BOOL:
+                given = mask != self.keeps
+            else:
+                given = np.where(mask, -np.inf, rng.standard_normal(of_mask)).astype(NUMPY_TYPES[self.mask])
+                options["added"] = given
+            options["mask"] = softmax_calls.at(given.reshape(-1, shape[-1]), offset).reshape(of_mask)
+            options["mask_keeps"] = self.keeps
+        if self.sink:
+            sink = np.array([0.5, -np.inf, 9, -3] * shape[1])[: shape[1]]
+            options["sink"] = sink.astype(NUMPY_TYPES[self.sink])
+        softmax_calls.hold(x, dy, self.dtype, -0.4 if self.special else 0.7, within, **options)
+
+
 class Conversion(NamedTuple):
     """A conversion of a format, on every value where rounding changes."""
 
@@ -382,11 +492,6 @@ class Conversion(NamedTuple):
     @property
     def name(self) -> str:
         return f"{'widen' if self.widens else 'narrow'} {self.helper}"
-
-    def specs(self) -> tuple[KernelSpec, ...]:
-        text = f"#define THREADS {conversions.THREADS}\n{conversions.WIDEN if self.widens else conversions.NARROW}"
-        text = text.replace("HELPER", self.helper)
-        return (TextSpec(text, "widen" if self.widens else "narrow", conversions.FIELDS),)
 
     def run(self, checked: bool) -> None:
         test = (
@@ -414,7 +519,7 @@ def _config(threads: int, rows: int, vector: int, steps: int, ctas: int = 1, sta
     return NormConfig(threads, rows, vector, steps, ctas, stages=stages, **ways)
 
 
-def _trials() -> Iterator[Trial | Conversion]:
+def _trials() -> Iterator[AnyTrial]:
     """Yield every template and branch, at shapes where a wrong one shows."""
     f32, f16, bf16, e4m3, e5m2 = FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2
     rms, layer, add_rms, add_layer, rms_add, layer_add = (
@@ -520,9 +625,46 @@ def _trials() -> Iterator[Trial | Conversion]:
     for widens, pairs in ((False, conversions.NARROWING), (True, conversions.WIDENING)):
         for name, helper in pairs:
             yield Conversion(name, helper, widens)
+    yield from _softmax_trials()
 
 
-TRIALS = {trial.name: trial for trial in _trials()}
+def _softmax_trials() -> Iterator[SoftmaxTrial]:
+    f32, f16, bf16 = FLOAT32, FLOAT16, BFLOAT16
+    # Parts of warps, warps, chunks, CTAs of a cluster, which is a cooperative grid on sm_80, and chunks of these. A
+    # part is full at every alignment, which is of 4 or 8 elements.
+    warp, warps = SoftmaxConfig(8, 16, 0, 2), SoftmaxConfig(64, 2, 0, 3)
+    chunks = SoftmaxConfig(64, 1, 0, 2, chunked=True)
+    ctas = SoftmaxConfig(64, 1, 0, 2, 4, clusters=True)
+    chunks_of_ctas = SoftmaxConfig(64, 1, 0, 1, 2, clusters=True, chunked=True)
+    every = tuple((offset, 0) for offset in range(8))
+    yield SoftmaxTrial(warp, f32, ((37, 1), (37, 2), (37, 7), (37, 61), (37, 64)), (*every[:4], (0, 1)), special=True)
+    yield SoftmaxTrial(warps, f16, ((5, 9), (5, 1021), (5, 1536)), (*every, (0, 1)))
+    yield SoftmaxTrial(chunks, f32, ((5, 500), (5, 513), (5, 1700)), special=True)
+    yield SoftmaxTrial(ctas, bf16, ((2, 37), (2, 4001), (2, 4096)), every)
+    yield SoftmaxTrial(warp, bf16, ((37, 3), (37, 127)), in_place=True)
+    for config, columns in ((warps, 700), (warp, 60), (chunks, 1100), (ctas, 1900)):
+        yield SoftmaxTrial(config, bf16, ((1, columns),), same_bits=True)
+    # What does not take part.
+    yield SoftmaxTrial(warp, f16, ((2, 3, 17, 128), (3, 1, 1, 40)), mask=BOOL)
+    yield SoftmaxTrial(chunks_of_ctas, f32, ((2, 3, 5, 1601),), mask=BOOL, keeps=True, causal="aligned", window=900)
+    yield SoftmaxTrial(warps, f32, ((2, 3, 5, 700),), mask=bf16)
+    yield SoftmaxTrial(chunks, bf16, ((2, 3, 5, 2100),), mask=f32, sink=f32)
+    yield SoftmaxTrial(warp, bf16, ((2, 17, 100), (2, 40, 9), (7, 1, 50)), causal="aligned", window=7)
+    yield SoftmaxTrial(warps, f16, ((2, 41, 41), (1, 9, 1400)), causal="aligned")
+    # Sinks, and more rows of a head than there are threads that add them up.
+    yield SoftmaxTrial(warp, f32, ((2, 4, 300, 9), (5, 3, 1, 61), (3, 1, 7, 16)), ((0, 0),), sink=f32)
+    yield SoftmaxTrial(ctas, f32, ((2, 3, 7, 1999),), mask=BOOL, sink=f32)
+    yield SoftmaxTrial(ctas, f32, ((2, 3, 7, 1999),), ((0, 0), (3, 1)), 80, sink=f16)
+    yield SoftmaxTrial(chunks_of_ctas, bf16, ((2, 3, 9, 3001),), ((0, 0), (3, 1)), 80)
+    yield SoftmaxTrial(None, f32, ((2, 3, 17, 40), (2, 4, 5, 1100)), ((0, 0), (3, 1)), mask=f16, sink=bf16)
+    yield SoftmaxTrial(
+        None, bf16, ((2, 3, 9, 33), (2, 300, 1, 9)), mask=BOOL, keeps=True, causal="aligned", window=9, sink=f32
+    )
+    yield SoftmaxTrial(None, f16, ((7, 7), (70, 700), (5, 1500)), special=True)
+
+
+AnyTrial = Trial | Conversion | SoftmaxTrial
+TRIALS: dict[str, AnyTrial] = {trial.name: trial for trial in _trials()}
 
 # ---- Images ----------------------------------------------------------------------------------------------------------
 
@@ -556,20 +698,28 @@ def lines_of(image: bytes) -> set[tuple[str, int]]:
 class Known(NamedTuple):
     """What the sources as they are give in a trial."""
 
-    code: dict[bool, list[str]]  # of each kernel, by whether checked
+    specs: dict[bool, list[KernelSpec]]  # of its kernels, by whether checked
+    code: dict[bool, list[str]]
     lines: set[tuple[str, int]]
     included: set[str]
     seconds: float
 
 
-def _images(trial: Trial | Conversion, checked: bool, manager: KernelManager) -> list[bytes]:
-    target = SimulatedDevice(trial.architecture, checked).target
-    return [manager.image(spec, target).data for spec in trial.specs()]
+class Recorder(KernelManager):
+    """A manager without a cache on disk, which knows what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(DiskCache(None))
+        self.made: dict[KernelSpec, Image] = {}
+
+    def image(self, spec: KernelSpec, target: int | Target) -> Image:
+        self.made[spec] = super().image(spec, target)
+        return self.made[spec]
 
 
 @contextlib.contextmanager
-def _managed() -> Iterator[KernelManager]:
-    manager = KernelManager(DiskCache(None))
+def _managed() -> Iterator[Recorder]:
+    manager = Recorder()
     with mock.patch.object(dispatch, "manager", manager), mock.patch.object(conversions, "MANAGER", manager):
         yield manager
 
@@ -578,15 +728,15 @@ def measure(pipe: Connection, name: str) -> None:
     """Run a trial on the sources as they are: it must pass."""
     trial = TRIALS[name]
     start = time.perf_counter()
-    code, lines = {}, set()
-    with _managed() as manager:
-        for checked in (True, False):
-            images = _images(trial, checked, manager)
+    specs, code, lines, included = {}, {}, set(), set()
+    for checked in (True, False):
+        with _managed() as manager:
             trial.run(checked)
-            code[checked] = [code_of(image) for image in images]
-            lines |= {line for image in images for line in lines_of(image)}
-    included = {file for spec in trial.specs() for file in sources.included(spec.program)}
-    pipe.send(Known(code, lines, included, time.perf_counter() - start))
+        specs[checked] = list(manager.made)
+        code[checked] = [code_of(image.data) for image in manager.made.values()]
+        lines |= {line for image in manager.made.values() for line in lines_of(image.data)}
+        included |= {file for spec in manager.made for file in sources.included(spec.program)}
+    pipe.send(Known(specs, code, lines, included, time.perf_counter() - start))
 
 
 def judge(pipe: Connection, mutant: Mutant, original: dict[str, Known]) -> None:
@@ -603,7 +753,8 @@ def judge(pipe: Connection, mutant: Mutant, original: dict[str, Known]) -> None:
         for checked, name in (*itertools.product((True, False), having), *((False, name) for name in others)):
             pipe.send((None, name))
             try:
-                images = _images(TRIALS[name], checked, manager)
+                target = SimulatedDevice(TRIALS[name].architecture, checked).target
+                images = [manager.image(spec, target).data for spec in original[name].specs[checked]]
                 if [code_of(image) for image in images] == original[name].code[checked]:
                     continue
                 changed.add(name)
