@@ -195,6 +195,40 @@ def test_a_sink_of_rows_that_ctas_share(held, rng):
             hold(x, dy, FLOAT32, sink=sink)
 
 
+@pytest.mark.parametrize("name", ["CTAs", "chunks of CTAs"])
+def test_ctas_of_a_cooperative_grid_take_several_rows_in_turn(name, held, rng):
+    # One multiprocessor holds 8 or 16 groups of CTAs.
+    held(CONFIGS[name])
+    x, dy = (expected.drawn(rng, (2, 20, 1000), FLOAT32) for _ in range(2))
+    with using(simulated(80, multiprocessors=1)):
+        hold(x, dy, FLOAT32, sink=np.array([3.0, 9.0], np.float32))
+
+
+@BOTH
+def test_a_sink_of_more_rows_than_threads_that_add_them_up(static, rng):
+    x, dy = (expected.drawn(rng, (2, 2, 600, 5), FLOAT32) for _ in range(2))
+    with using(simulated(static=static)):
+        hold(x, dy, FLOAT32, sink=np.array([1.0, -1.0], np.float32))
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(5, 3, 1, 61), (3, 1, 7, 16), (4, 1, 1, 9)])
+def test_one_query_or_one_head(shape, static, rng):
+    x, dy = (expected.drawn(rng, shape, FLOAT32) for _ in range(2))
+    mask = rng.random(shape) < 0.3
+    sink = np.linspace(-1, 2, shape[1], dtype=np.float32)
+    with using(simulated(static=static)):
+        hold(
+            x,
+            dy,
+            FLOAT32,
+            within=expected.taking_part(shape, mask, causal="aligned"),
+            mask=mask,
+            sink=sink,
+            causal="aligned",
+        )
+
+
 @BOTH
 @pytest.mark.parametrize(("queries", "keys"), [(33, 33), (17, 129), (40, 9), (1, 50), (130, 130)])
 @pytest.mark.parametrize("window", [None, 1, 7, 1000])
