@@ -477,7 +477,7 @@ class SoftmaxTrial(NamedTuple):
             options["mask"] = softmax_calls.at(given.reshape(-1, shape[-1]), offset).reshape(of_mask)
             options["mask_keeps"] = self.keeps
         if self.sink:
-            sink = np.array([0.5, -np.inf, 9, -3] * shape[1])[: shape[1]]
+            sink = np.array([0.5, -np.inf, 200, 9] * shape[1])[: shape[1]]
             options["sink"] = sink.astype(NUMPY_TYPES[self.sink])
         softmax_calls.hold(x, dy, self.dtype, -0.4 if self.special else 0.7, within, **options)
 
@@ -661,6 +661,7 @@ def _softmax_trials() -> Iterator[SoftmaxTrial]:
         None, bf16, ((2, 3, 9, 33), (2, 300, 1, 9)), mask=BOOL, keeps=True, causal="aligned", window=9, sink=f32
     )
     yield SoftmaxTrial(None, f16, ((7, 7), (70, 700), (6, 1500)), special=True)
+    yield SoftmaxTrial(None, bf16, ((37, 3), (5, 1100)), in_place=True)
 
 
 AnyTrial = Trial | Conversion | SoftmaxTrial

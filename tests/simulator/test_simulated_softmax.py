@@ -195,6 +195,14 @@ def test_a_sink_of_rows_that_ctas_share(held, rng):
             hold(x, dy, FLOAT32, sink=sink)
 
 
+@BOTH
+def test_a_sink_far_above_or_below_the_others(static, rng):
+    # Where exponentials about the others' largest one are infinite, or 0.
+    x, dy = (expected.drawn(rng, (2, 3, 5, 40), FLOAT32) for _ in range(2))
+    with using(simulated(static=static)):
+        hold(x, dy, FLOAT32, sink=np.array([200, -200, 95], np.float32))
+
+
 @pytest.mark.parametrize("name", ["CTAs", "chunks of CTAs"])
 def test_ctas_of_a_cooperative_grid_take_several_rows_in_turn(name, held, rng):
     # One multiprocessor holds 8 or 16 groups of CTAs.
