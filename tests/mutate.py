@@ -14,6 +14,7 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
+import copyreg
 import hashlib
 import itertools
 import json
@@ -52,6 +53,7 @@ from transformer_rtc.ops.softmax_kernels import SoftmaxConfig  # noqa: E402
 from transformer_rtc.spec import (  # noqa: E402
     BFLOAT16,
     BOOL,
+    DTYPES,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
     FLOAT16,
@@ -694,6 +696,14 @@ def lines_of(image: bytes) -> set[tuple[str, int]]:
 
 
 # ---- One mutant, in a process of its own, which may crash or hang ----------------------------------------------------
+
+
+# Programs depend on which type it is by identity, which a spec keeps on its way between processes.
+copyreg.pickle(DType, lambda dtype: (_dtype_of, (dtype.id,)))
+
+
+def _dtype_of(number: int) -> DType:
+    return DTYPES[number]
 
 
 class Known(NamedTuple):
