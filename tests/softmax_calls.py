@@ -76,6 +76,10 @@ def hold(x, dy, dtype, scale=1.0, within=None, added=None, **options) -> None:
     assert_within(lse, found["lse"], FLOAT32, "lse")
     sink = options.get("sink")
     options = {name: value for name, value in options.items() if name in ("causal", "window")}
+    if options.get("causal"):
+        # The backward does not read there: it must not rely on zeros.
+        excluded = ~expected.taking_part(x.shape, **options)
+        y[excluded] = log_y[excluded] = np.nan
     if sink is not None:
         for back, of, logarithm in ((softmax_backward, y, False), (log_softmax_backward, log_y, True)):
             _, dsink = back(dy, of, scale=scale, sink=sink, lse=lse, **options)
