@@ -466,8 +466,8 @@ class SoftmaxTrial(NamedTuple):
             x[2, -1], x[3, 0], x[4, 0] = np.inf, np.nan, -np.inf
             x[-1] += 400
         if self.mask:
-            # Broadcast to the heads. Where rows have gaps, their alignments are others than the mask's.
-            of_mask = (shape[0], 1, *shape[2:])
+            # Broadcast to the heads, or to the batches. Where rows have gaps, they are aligned apart from the mask.
+            of_mask = (shape[0], 1, *shape[2:]) if self.mask is BOOL else (1, *shape[1:])
             mask = rng.random(of_mask) < 0.3
             mask[..., 0, :] = True
             within = within & ~mask
