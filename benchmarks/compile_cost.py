@@ -334,7 +334,8 @@ def plot(result: dict[str, Any], path: str) -> None:
     from matplotlib import pyplot
 
     measured = result["compiles"]
-    figure, axes = pyplot.subplots(len(measured), len(TYPES), figsize=(18, 5.5 * len(measured)), squeeze=False)
+    figure, axes = pyplot.subplots(len(measured), len(TYPES), figsize=(18, 7 * len(measured)), squeeze=False)
+    colors = dict(zip(CLASSES, pyplot.cm.tab20.colors, strict=False))
     for row, one in zip(axes, measured, strict=True):
         for axis, dtypes in zip(row, TYPES, strict=True):
             kernels = [kernel for kernel in one["kernels"] if kernel["dtypes"] == dtypes and kernel["hidden"]]
@@ -346,14 +347,16 @@ def plot(result: dict[str, Any], path: str) -> None:
                     if kernel["class"] == name
                 ]
                 if points:
-                    axis.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=name)
+                    axis.plot(
+                        *zip(*sorted(points), strict=True), marker="o", markersize=4, color=colors[name], label=name
+                    )
             empty = statistics.median(one["empty_ms"])
             axis.axhline(empty, color="black", linestyle="--", linewidth=1, label=f"empty kernel, {empty:.0f} ms")
             axis.set_xticks(range(len(sizes)), [str(size) for size in sizes], rotation=60, ha="right")
-            axis.set(xlabel="hidden size", ylabel="cold compile, ms", ylim=(0, None))
+            axis.set(xlabel="hidden size, or keys", ylabel="cold compile, ms", ylim=(0, None))
             axis.set_title(f"{dtypes}, to a cubin for sm_{one['architecture']}")
             axis.grid(axis="y", alpha=0.3)
-            axis.legend(fontsize=8)
+            axis.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 
