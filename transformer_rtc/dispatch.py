@@ -429,12 +429,38 @@ def _simulating_on_host() -> contextlib.AbstractContextManager[None] | None:
     return None
 
 
+class Form(NamedTuple):
+    """A public function that calls another one's operator.
+
+    Attributes
+    ----------
+    operator : str
+        That operator's name.
+    gives : tuple of str
+        Which of its optional arrays are always there.
+    """
+
+    operator: str
+    gives: tuple[str, ...] = ()
+
+
 _operators: dict[str, Operator] = {}
+_forms: dict[str, Form] = {}
 
 
 def operators() -> dict[str, Operator]:
     """Return every operator by its name."""
     return dict(_operators)
+
+
+def forms() -> dict[str, Form]:
+    """Return every public function by its name, those that call another one's operator included."""
+    return {**{name: Form(name) for name in _operators}, **_forms}
+
+
+def add_form(name: str, operator: str, *gives: str) -> None:
+    """Name a public function that calls another one's operator."""
+    _forms[name] = Form(operator, gives)
 
 
 def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
@@ -461,9 +487,10 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
     DeviceNotFoundError
         If there is no such device.
     """
-    operator = _operators.get(getattr(op, "__name__", ""))
-    if operator is None:
-        raise ArgumentError(f"op is {op!r}; it takes {', '.join(_operators)} of transformer_rtc")
+    form = forms().get(getattr(op, "__name__", ""))
+    if form is None:
+        raise ArgumentError(f"op is {op!r}; it takes {', '.join(forms())} of transformer_rtc")
+    operator = _operators[form.operator]
     from .simulator import toolchain
 
     simulator = []

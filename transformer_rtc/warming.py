@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from . import _native, manifest
 from .arrays import dtype_id
-from .dispatch import Argument, Asked, Request, operators
+from .dispatch import Argument, Asked, Request, forms, operators
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError
 from .launch import device_limits
 from .manager import KernelManager, manager
@@ -18,14 +18,6 @@ from .manifest import ManifestEntry
 from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
 
 __all__ = ["WarmupRecord", "argument_names", "warmup"]
-
-# Public functions that call another one's operator, and which of its arrays they give it.
-_FORMS: dict[str, tuple[str, dict[str, bool]]] = {
-    "add_rms_norm_backward": ("rms_norm_backward", {"dresidual": True}),
-    "add_layer_norm_backward": ("layer_norm_backward", {"dresidual": True}),
-    "rms_norm_add_backward": ("rms_norm_backward", {}),
-    "layer_norm_add_backward": ("layer_norm_backward", {}),
-}
 
 
 class WarmupRecord(NamedTuple):
@@ -140,7 +132,7 @@ def _sequence(value: Any, single: tuple[type, ...]) -> list[Any]:
 def _requests(
     named: Any, dtypes: Any, hidden_sizes: Any, per_head: bool, margin: bool, arguments: Mapping[str, object]
 ) -> list[Request]:
-    public = (*operators(), *_FORMS)
+    public = forms()
     found: list[Request] = []
     known: set[str] = set()
     sizes = _sequence(hidden_sizes, (int,))
@@ -157,10 +149,10 @@ def _requests(
             raise ArgumentError(f"operators has {operator!r}; it takes {', '.join(public)}")
         if not kinds or not sizes:
             raise ArgumentError(f"{name} needs dtypes and hidden_sizes, such as 'bfloat16' and 4096")
-        own, sets = _FORMS.get(name, (name, {}))
+        own, gives = public[name]
         names = _names(own)
         known.update(names)
-        given = sets | {key: value for key, value in arguments.items() if key in names}
+        given = dict.fromkeys(gives, True) | {key: value for key, value in arguments.items() if key in names}
         found += [_request(own, dtype, int(size), per_head, margin, given) for dtype in kinds for size in sizes]
     for name in arguments.keys() - known:
         raise ArgumentError(f"{name} is no argument of these operators; they take {', '.join(sorted(known))}")

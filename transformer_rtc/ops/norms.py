@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ..dispatch import Argument, LaunchRule, Operator, Request, StaticKernel
+from ..dispatch import Argument, LaunchRule, Operator, Request, StaticKernel, add_form
 from ..errors import ArgumentError
 from ..spec import (
     BFLOAT16,
@@ -252,6 +252,9 @@ _rms_norm_add = _forward_operator("rms_norm_add").call
 _layer_norm_add = _forward_operator("layer_norm_add").call
 _rms_norm_backward = _backward_operator("rms_norm_backward").call
 _layer_norm_backward = _backward_operator("layer_norm_backward").call
+for _norm in ("rms_norm", "layer_norm"):
+    add_form(f"add_{_norm}_backward", f"{_norm}_backward", "dresidual")
+    add_form(f"{_norm}_add_backward", f"{_norm}_backward")
 
 
 def rms_norm(
