@@ -38,15 +38,17 @@ struct Place {
   int64 group;
   int64 stride;  // rows of all groups together
 
-  static TRTC_DEVICE Place here() {
+  // Of rows whose size is known to the compiler; and of others, of which a CTA has `slice` columns.
+  static TRTC_DEVICE Place here() { return here(Config::hidden, Config::slice); }
+  static TRTC_DEVICE Place here(int columns, int slice) {
     constexpr bool one_row = Config::rows_per_cta == 1;
     const int rank = static_cast<int>(cta_index() % Config::ctas_per_row);
-    const int first_column = rank * Config::slice;
+    const int first_column = rank * slice;
     return {one_row ? thread_index() : thread_index() % Config::threads,
             one_row ? 0 : thread_index() / Config::threads,
             rank,
             first_column,
-            min(Config::hidden - first_column, static_cast<int>(Config::slice)),
+            min(columns - first_column, slice),
             cta_index() / Config::ctas_per_row,
             ctas_in_grid() / Config::ctas_per_row * Config::rows_per_cta};
   }

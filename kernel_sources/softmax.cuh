@@ -44,11 +44,15 @@ TRTC_DEVICE uint32 matrix_of(const Params& params, int64 row) {
                              : multiply_high(static_cast<uint32>(row), params.queries_magic) >> params.queries_shift;
 }
 
+template <class Params>
+TRTC_DEVICE uint32 query_of(const Params& params, int64 row) {
+  return static_cast<uint32>(row) - matrix_of(params, row) * params.queries;
+}
+
 template <bool Causal, class Params>
 TRTC_DEVICE Range range_of(const Params& params, int64 row) {
   if constexpr (Causal) {
-    const uint32 query = static_cast<uint32>(row) - matrix_of(params, row) * params.queries;
-    const int64 end = static_cast<int64>(query) + params.diagonal + 1;
+    const int64 end = static_cast<int64>(query_of(params, row)) + params.diagonal + 1;
     const int64 last = end < params.columns ? end : params.columns;
     const int64 first = params.window > 0 ? end - params.window : 0;
     return {first > 0 ? static_cast<int>(first) : 0, last > 0 ? static_cast<int>(last) : 0};
@@ -72,10 +76,8 @@ TRTC_DEVICE uint32 head_of_matrix(const Params& params, uint32 matrix) {
 template <class Params>
 TRTC_DEVICE int64 mask_offset(const Params& params, int64 row) {
   const uint32 matrix = matrix_of(params, row);
-  const uint32 query = static_cast<uint32>(row) - matrix * params.queries;
-  const uint32 batch =
-      params.matrix_heads == 1 ? matrix : multiply_high(matrix, params.matrix_heads_magic) >> params.matrix_heads_shift;
-  const uint32 head = matrix - batch * params.matrix_heads;
+  const uint32 batch = batch_of(params, matrix), head = head_of_matrix(params, matrix);
+  const uint32 query = query_of(params, row);
   return batch * params.mask_batch_stride + head * params.mask_head_stride + query * params.mask_query_stride;
 }
 
@@ -116,27 +118,12 @@ TRTC_DEVICE float sum_of_head(const Params& params) {
   return sum[0];
 }
 
-// Where a CTA's threads are, and the part of each row that it has.
-template <class Config>
-struct SoftmaxPlace {
-  int thread;  // of those of this CTA that share a row
-  int row_in_cta;
-  int rank;  // of this CTA among those that share its rows
-  int first_column;
-  int columns;  // of the part
-
-  template <class Params>
-  static TRTC_DEVICE SoftmaxPlace here(const Params& params) {
-    const int rank = static_cast<int>(cta_index() % Config::ctas_per_row);
-    int slice = params.columns;
-    if constexpr (Config::ctas_per_row > 1) {
-      constexpr int unit = Config::vectors_per_row;
-      slice = (params.columns / unit + (params.columns % unit != 0)) * Config::vector;
-    }
-    const int first = static_cast<int>(min(static_cast<int64>(rank) * slice, static_cast<int64>(params.columns)));
-    return {thread_index() % Config::threads, thread_index() / Config::threads, rank, first,
-            min(slice, params.columns - first)};
-  }
-};
+// What a thread has of the rows: each CTA of a row as many whole Vecs.
+template <class Config, class Params>
+TRTC_DEVICE Place<Config> softmax_place(const Params& params) {
+  if constexpr (Config::ctas_per_row == 1) return Place<Config>::here(params.columns, params.columns);
+  constexpr int unit = Config::vectors_per_row;
+  return Place<Config>::here(params.columns, (params.columns / unit + (params.columns % unit != 0)) * Config::vector);
+}
 
 }  // namespace trtc

@@ -22,8 +22,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   // What no column has, and what did not take part.
   const uint32 nothing = Config::logarithm ? minus_infinity_bits<Input>() : 0;
 
-  const auto place = SoftmaxPlace<Config>::here(params);
-  const int64 stride = ctas_in_grid() / Config::ctas_per_row * Config::rows_per_cta;
+  const auto place = softmax_place<Config>(params);
   const auto* all_y = static_cast<const Input*>(params.y) + place.first_column;
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
   auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
@@ -31,12 +30,11 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   Reduction reduction;
   reduction.begin(params, place.rank);
 
-  int64 first_row = cta_index() / Config::ctas_per_row * Config::rows_per_cta;
+  int64 first_row = place.begin_row();
   do {
-    // A row past the last takes part in every reduction with no columns.
     const int64 row = first_row + place.row_in_cta;
-    const bool exists = Config::rows_per_cta == 1 || row < params.rows;
-    const int columns = exists ? place.columns : 0;
+    const bool exists = place.exists(row, params.rows);
+    const int columns = place.columns(row, params.rows);
     const Range of_row = range_of<Config::causal>(params, row);
     const Range range{of_row.begin - place.first_column, of_row.end - place.first_column};
     const Input* y = all_y + row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
@@ -68,7 +66,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     // ---- The sum over the row
     ShiftedSum<Config::threads, steps, N> sums;
 #pragma unroll 1
-    for (int first = 0; first == 0 || (chunked && first < place.columns); first += Part::capacity) {
+    for (int first = 0; first == 0 || (chunked && first < place.most_columns); first += Part::capacity) {
       const Part part{place.thread, shift, min(columns - first, static_cast<int>(Part::capacity))};
       load(part, first);
       float terms[steps * N];
@@ -97,7 +95,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
 
     // ---- dx
 #pragma unroll 1
-    for (int first = 0; first == 0 || (chunked && first < place.columns); first += Part::capacity) {
+    for (int first = 0; first == 0 || (chunked && first < place.most_columns); first += Part::capacity) {
       const Part part{place.thread, shift, min(columns - first, static_cast<int>(Part::capacity))};
       if constexpr (chunked) load(part, first);
 #pragma unroll
@@ -122,7 +120,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
         part.store(result, dx + first, k, dx_aligned);
       }
     }
-    first_row += stride;
+    first_row += place.stride;
     reduction.next_row();
   } while (Config::repeats && first_row < params.rows);
 }

@@ -76,20 +76,18 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
   using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(), 2,
                                  again, again ? 2 : 1>;
 
-  const auto place = SoftmaxPlace<Config>::here(params);
-  const int64 stride = ctas_in_grid() / Config::ctas_per_row * Config::rows_per_cta;
+  const auto place = softmax_place<Config>(params);
   const auto* all_x = static_cast<const Input*>(params.x) + place.first_column;
   auto* all_out = static_cast<Output*>(params.out) + place.first_column;
   const bool shifted = !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
   Reduction reduction;
   reduction.begin(params, place.rank);
 
-  int64 first_row = cta_index() / Config::ctas_per_row * Config::rows_per_cta;
+  int64 first_row = place.begin_row();
   do {
-    // A row past the last takes part in every reduction with no columns.
     const int64 row = first_row + place.row_in_cta;
-    const bool exists = Config::rows_per_cta == 1 || row < params.rows;
-    const int columns = exists ? place.columns : 0;
+    const bool exists = place.exists(row, params.rows);
+    const int columns = place.columns(row, params.rows);
     const Range of_row = range_of<Config::causal>(params, row);
     SoftmaxRow<Config, Params> in;
     in.x = all_x + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
@@ -107,7 +105,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     float largest = minus_infinity();
     ShiftedSum<Config::threads, steps, N> sums;
 #pragma unroll 1
-    for (int first = 0; first == 0 || (chunked && first < place.columns); first += Part::capacity) {
+    for (int first = 0; first == 0 || (chunked && first < place.most_columns); first += Part::capacity) {
       const Part part{place.thread, shift, min(columns - first, static_cast<int>(Part::capacity))};
       in.load(params, v, part, first);
       float most[1] = {v[0]};
@@ -184,7 +182,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 
     // ---- y
 #pragma unroll 1
-    for (int first = 0; first == 0 || (chunked && first < place.columns); first += Part::capacity) {
+    for (int first = 0; first == 0 || (chunked && first < place.most_columns); first += Part::capacity) {
       const Part part{place.thread, shift, min(columns - first, static_cast<int>(Part::capacity))};
       if constexpr (chunked) in.load(params, v, part, first);
 #pragma unroll
@@ -217,7 +215,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
         part.store(result, out + first, k, out_aligned);
       }
     }
-    first_row += stride;
+    first_row += place.stride;
     reduction.next_row();
   } while (Config::repeats && first_row < params.rows);
 }
