@@ -104,6 +104,10 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     float v[steps * N];
     float largest = minus_infinity();
     ShiftedSum<Config::threads, steps, N> sums;
+    // For a float result, the terms that are 1 are counted apart: others that are added to them are rounded to their
+    // ulp, a dozen times in a row that one element dominates.
+    constexpr bool counts = is_same<Output, float>;
+    float ones = 0.0f;
 #pragma unroll 1
     for (int first = 0; first == 0 || (chunked && first < place.most_columns); first += Part::capacity) {
       const Part part{place.thread, shift, min(columns - first, static_cast<int>(Part::capacity))};
@@ -115,7 +119,11 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
       if constexpr (chunked) {
         const float before = largest;
         largest = Largest::of(before, most[0]);
-        if (before != minus_infinity()) sums.scale(exponential(before - largest));
+        if (before != minus_infinity()) {
+          const float factor = exponential(before - largest);
+          sums.scale(factor);
+          ones *= factor;
+        }
         reduction.next_row();  // the values of this use are of the chunk
       } else {
         largest = most[0];
@@ -133,19 +141,26 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
         } else if constexpr (!chunked) {
           v[i] = p[i];
         }
+        if constexpr (counts) {
+          const bool one = p[i] == 1.0f;
+          ones += one ? 1.0f : 0.0f;
+          p[i] = one ? 0.0f : p[i];
+        }
       }
       sums.add(part, p, shifted);
     }
     const Part whole{place.thread, shift, 0};
-    float sum[1] = {sums.template share<Config::rows_per_cta>(whole, place.row_in_cta, shifted)};
+    float sum[counts ? 2 : 1] = {sums.template share<Config::rows_per_cta>(whole, place.row_in_cta, shifted)};
+    if constexpr (counts) sum[1] = ones;
     reduction.template reduce_in_cta<Sum, 1>(sum);
 
     // ---- Of all CTAs
     const float about = largest == minus_infinity() ? 0.0f : largest;
     float common = about;
     float total = sum[0];
+    if constexpr (counts) total += sum[1];
     if constexpr (Config::ctas_per_row > 1) {
-      float gathered[2] = {largest, sum[0]};
+      float gathered[2] = {largest, total};
       reduction.gather(gathered);
       const float most = reduce_lanes<Largest, Config::ctas_per_row>(gathered[0]);
       common = most == minus_infinity() ? 0.0f : most;

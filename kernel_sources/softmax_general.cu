@@ -86,18 +86,22 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
     const float sink = params.sink != nullptr && exists ? any_sink(params, row) : minus_infinity();
     most[0] = Largest::of(most[0], sink);
     const float about = most[0] == minus_infinity() ? 0.0f : most[0];
-    LongSums<1> sums;
+    LongSums<2> sums;  // the terms that are 1 apart, as in softmax_forward
     for (int column = thread * N; column < columns; column += Threads * N) {
       float v[N];
       load_scaled(params, v, x, mask, range, column);
-      float of_vec[1] = {0.0f};
+      float of_vec[2] = {0.0f, 0.0f};
 #pragma unroll
-      for (int i = 0; i < N; ++i) of_vec[0] += exponential(v[i] - about);
+      for (int i = 0; i < N; ++i) {
+        const float term = exponential(v[i] - about);
+        of_vec[0] += term == 1.0f ? 0.0f : term;
+        of_vec[1] += term == 1.0f ? 1.0f : 0.0f;
+      }
       sums.add(of_vec);
     }
     sums.close();
     reduction.template reduce_in_cta<Sum, 1>(sums.all);
-    const float total = sums.all[0] + exponential(sink - about);
+    const float total = (sums.all[0] + sums.all[1]) + exponential(sink - about);
     const float log_total = total == 0.0f ? 0.0f : logarithm(total);
     if (params.lse != nullptr && thread == 0 && exists) {
       static_cast<float*>(params.lse)[row] = total == 0.0f ? minus_infinity() : about + log_total;
