@@ -7,20 +7,28 @@ namespace trtc {
 
 TRTC_DEVICE float minus_infinity() { return float_from_bits(0xff800000u); }
 
-// e^x within 1.5 * 2^-24 of it, 0 where that is less than half of the smallest number, and infinity from 2^128 on: x =
-// n log(2) + r (Cody and Waite, "Software Manual for the Elementary Functions", 1980), and e^r by a polynomial of
+enum : int { large = 24 };  // the binary logarithm of what large exponentials are multiplied by, and that
+constexpr float large_one = 1 << large;
+constexpr float log2_e = 1.44269504f;
+
+// e^(x - n log(2)) of an x that is half of log(2) from that at most: Cody and Waite's reduction, and a polynomial of
 // degree 6 that was fitted for the least relative error.
-TRTC_DEVICE float exponential(float x) {
-  x = x < -110.0f ? -110.0f : x > 110.0f ? 110.0f : x;  // not NaN
-  const float magic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer, in its low bits
-  const float shifted = fused_multiply_add(x, 1.44269504f, magic);
-  const float n = shifted - magic;
+TRTC_DEVICE float exponential_of_rest(float x, float n) {
   const float r = fused_multiply_add(n, -1.42860677e-6f, fused_multiply_add(n, -0.693145752f, x));
   float p = fused_multiply_add(r, 0.0013814544f, 0.0083687454f);
   p = fused_multiply_add(p, r, 0.041668389f);
   p = fused_multiply_add(p, r, 0.16666521f);
   p = fused_multiply_add(p, r, 0.49999994f);
-  const float power = 1.0f + fused_multiply_add(r * r, p, r);
+  return 1.0f + fused_multiply_add(r * r, p, r);
+}
+
+// e^x within 1.5 * 2^-24 of it, 0 where that is less than half of the smallest number, and infinity from 2^128 on: 2^n times
+// e^(x - n log(2)) (Cody and Waite, "Software Manual for the Elementary Functions", 1980).
+TRTC_DEVICE float exponential(float x) {
+  x = x < -110.0f ? -110.0f : x > 110.0f ? 110.0f : x;  // not NaN
+  const float magic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer, in its low bits
+  const float shifted = fused_multiply_add(x, log2_e, magic);
+  const float power = exponential_of_rest(x, shifted - magic);
   // 2^n in two factors, each of which has a float's exponent.
   const int32 exponent = static_cast<int32>(bits_from_float(shifted) - bits_from_float(magic));
   const int32 half = exponent >> 1;
@@ -28,13 +36,22 @@ TRTC_DEVICE float exponential(float x) {
          float_from_bits(static_cast<uint32>(exponent - half + 127) << 23);
 }
 
+// 2^24 e^x of x <= 0, as near: so e^x has all its digits down to where it is rounded to 0. Below -104 it is something
+// between 0 and 2^-126.
+TRTC_DEVICE float large_exponential(float x) {
+  x = larger_or_nan(x, -104.0f);
+  const float magic = 12582912.0f + large + 127;  // as above, with what the exponent of a float is further
+  const float shifted = fused_multiply_add(x, log2_e, magic);
+  return exponential_of_rest(x, shifted - magic) * float_from_bits(bits_from_float(shifted) << 23);
+}
+
 // The same for a result that is rounded to T.
 template <class T>
-TRTC_DEVICE float exponential_for(float x) {
+TRTC_DEVICE float large_exponential_for(float x) {
   if constexpr (is_same<T, float>) {
-    return exponential(x);
+    return large_exponential(x);
   } else {
-    return approximate_exp2(x * 1.44269504f);
+    return approximate_exp2(fused_multiply_add(x, log2_e, float{large}));
   }
 }
 

@@ -77,11 +77,27 @@ TRTC_DEVICE float approximate_rsqrt(float value) {
   return result;
 }
 
-// 2^x within 2^-22 of it.
+// 2^x within 2^-22 of it, and 0 where that is less than 2^-126.
 TRTC_DEVICE float approximate_exp2(float value) {
   float result;
-  TRTC_PTX(asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(value));)
-  TRTC_PORTABLE(result = exp2f(value);)
+  TRTC_PTX(asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));)
+  TRTC_PORTABLE(result = value < -126.0f ? 0.0f : exp2f(value);)
+  return result;
+}
+
+// The larger one; NaN where one is NaN.
+TRTC_DEVICE float larger_or_nan(float a, float b) {
+  float result;
+  TRTC_PTX(asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));)
+  TRTC_PORTABLE(result = a != a ? a : b > a ? b : a;)
+  return result;
+}
+
+// 1 / x within 1 ulp, of x that is no less than 2^-126 and no more than 2^126.
+TRTC_DEVICE float approximate_reciprocal(float value) {
+  float result;
+  TRTC_PTX(asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));)
+  TRTC_PORTABLE(result = 1.0f / value;)
   return result;
 }
 
@@ -112,12 +128,17 @@ TRTC_DEVICE float load_float(const void* address) {
   return value;
 }
 
-TRTC_DEVICE void load_1(uint32& a, const void* address) {
-  TRTC_PTX(asm volatile("ld.global.u8 %0, [%1];" : "=r"(a) : "l"(address) : "memory");)
-  TRTC_PORTABLE(a = trtc_simulator::load<unsigned char>(address);)
-}
+// Whether an aligned vector may be read where only its last elements belong to a row: what is before them is of no use,
+// and no other allocation has it, which begin at multiples of 16 bytes. The simulator refuses it.
+TRTC_PTX(constexpr bool reads_whole_blocks = true;)
+TRTC_PORTABLE(constexpr bool reads_whole_blocks = false;)
 
 // If `valid`; else 0.
+TRTC_DEVICE void load_1(uint32& a, const void* address, bool valid) {
+  TRTC_PTX(asm volatile("{.reg .pred p; mov.b32 %0, 0; setp.ne.b32 p, %2, 0; @p ld.global.u8 %0, [%1];}" : "=&r"(a) : "l"(address), "r"(int32{valid}) : "memory");)
+  TRTC_PORTABLE(a = valid ? trtc_simulator::load<unsigned char>(address) : 0;)
+}
+
 template <Space From>
 TRTC_DEVICE void load_2(uint32& a, const void* address, bool valid) {
   TRTC_PTX(if constexpr (From == Space::global) asm volatile("{.reg .pred p; .reg .b16 h; mov.b16 h, 0; setp.ne.b32 p, %2, 0; @p ld.global.b16 h, [%1]; cvt.u32.u16 %0, h;}" : "=r"(a) : "l"(address), "r"(int32{valid}) : "memory");)
@@ -212,7 +233,7 @@ TRTC_DEVICE void copy_async(void* shared, const void* global) {
 }
 
 // Of `Bytes` of shared memory, those from `first` to before `end` are copied, and behind them are zeros. What is before
-// them is of no use; the instruction reads it, which no other allocation has: they begin at multiples of 16 bytes.
+// them is of no use; the instruction reads it, as above.
 template <int Bytes>
 TRTC_DEVICE void copy_async_part(void* shared, const void* global, int first, int end) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "there is no other");
@@ -222,8 +243,9 @@ TRTC_DEVICE void copy_async_part(void* shared, const void* global, int first, in
   TRTC_PORTABLE(
       if (first == 0 && end == Bytes) return trtc_simulator::copy_async(shared, global, Bytes);
       for (int i = 0; i < Bytes; i += 4) trtc_simulator::store(static_cast<char*>(shared) + i, uint32{0});
-      for (int i = first; i < end; i += 2) {
-        trtc_simulator::copy_async(static_cast<char*>(shared) + i, static_cast<const char*>(global) + i, 2);
+      const int size = (first | end) % 2 == 0 ? 2 : 1;  // of an element
+      for (int i = first; i < end; i += size) {
+        trtc_simulator::copy_async(static_cast<char*>(shared) + i, static_cast<const char*>(global) + i, size);
       })
 }
 

@@ -9,20 +9,31 @@ namespace trtc {
 // Slot i of Vec k of a thread has the column (k * Threads + thread) * N + i - shift of the part. `shift` elements are
 // between the part's first one and the multiple of N elements before it, so every Vec is aligned in memory. The slots
 // that this leaves before the part, `shift` of thread 0, have its last columns instead: at every alignment, a part of
-// Threads * Steps * N columns fits.
-template <int Threads, int Steps, int N>
+// Threads * Steps * N columns fits. Where not `Ranged`, `begin` is 0 and `end` is `columns`.
+template <int Threads, int Steps, int N, bool Ranged>
 struct Slots {
-  enum : int { capacity = Threads * Steps * N, vector = N };
+  enum : int { stride = Threads * N, capacity = stride * Steps, vector = N };
   int thread;
   int shift;
   int columns;  // of the part
+  int begin;    // of those that are used: the first one, and the one behind the last
+  int end;
 
-  TRTC_DEVICE int column(int k) const { return (k * Threads + thread) * N - shift; }
+  TRTC_DEVICE int column(int k) const { return k * stride + thread * N - shift; }
   TRTC_DEVICE int column_of(int k, int i) const {
     const int first = column(k) + i;
     return k == 0 && first < 0 ? first + capacity : first;
   }
-  TRTC_DEVICE bool within(int k, int i) const { return column_of(k, i) < columns; }
+  // Whether the first Vec has slots before the part.
+  TRTC_DEVICE bool has_head() const { return thread == 0 && shift > 0; }
+  // Whether Vec k may have columns that are used.
+  TRTC_DEVICE bool meets(int k) const {
+    if constexpr (!Ranged) return k * stride < columns - column(0);
+    return (k == 0 && has_head()) || (k * stride > begin - column(0) - N && k * stride < end - column(0));
+  }
+  TRTC_DEVICE bool uses(int column) const {
+    return column >= 0 && column < columns && (!Ranged || (column >= begin && column < end));
+  }
 
   // How far an array's elements are from a multiple of N.
   template <class T>
@@ -30,40 +41,117 @@ struct Slots {
     return static_cast<int>(reinterpret_cast<uint64>(part) / sizeof(T) % N);
   }
 
-  // Vec k of an array of the part's columns; `fill` is what no element has. `aligned`: its shift is that of the slots.
+  // What is used of an array of the part's columns, whose shift is that of the slots; `fill` is what any other slot
+  // has.
   template <class T>
-  TRTC_DEVICE Vec<T, N> load(const T* part, int k, bool aligned, uint32 fill) const {
-    const int first = column(k);
-    Vec<T, N> value;
-    if (aligned && first >= 0 && first + N <= columns) {
-      value.load_aligned(part + first);
+  TRTC_DEVICE void load(Vec<T, N> (&value)[Steps], const T* part, uint32 fill) const {
+    const T* of_thread = part + column(0);
+    if (!has_head() && is_used(Steps - 1) && (!Ranged || is_used(0))) {
+#pragma unroll
+      for (int k = 0; k < Steps; ++k) value[k].load_aligned(of_thread + k * stride);
     } else {
-      value.fill(fill);
-      if (first < columns) {
+      bool edges = false;
+#pragma unroll
+      for (int k = 0; k < Steps; ++k) {
+        value[k].fill(fill);
+        if (meets(k)) {
+          if (k == 0 && has_head()) {
+            value[0].load_rest(of_thread, shift, columns + shift >= N);
+          } else if (k * stride + N <= columns - column(0)) {
+            value[k].load_aligned(of_thread + k * stride);
+          }
+          edges = edges || (k == 0 && has_head()) || !is_used(k);
+        }
+      }
+      if (edges) {
+        // The Vec that has the part's last columns, of one thread, where others follow them.
+        const int last = (max(columns, 0) + shift) / stride;
+        const bool has_last = columns - column(last) < N;
+        Vec<T, N> of_last;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const int at = column(last) + i;
+          of_last.set_bits(i, load_element(part + at, has_last && at >= 0 && at < columns));
+        }
 #pragma unroll 1
-        for (int i = N - 1; i >= 0; --i) {
-          const int at = column_of(k, i);
-          value.push(at < columns ? load_element(part + at) : fill);
+        for (int k = 0; k < Steps; ++k) {
+          Vec<T, N> one = value[0];
+          if (!is_used(k)) {
+            if (k == last && has_last) one = of_last;
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+              const uint32 bits = column(k) + i < 0 ? of_last.bits(i) : one.bits(i);
+              one.set_bits(i, uses(column_of(k, i)) ? bits : fill);
+            }
+          }
+          turn(value, one);
         }
       }
     }
-    return value;
   }
 
+  // The same of an array of any alignment: element by element where it is not that of the slots.
   template <class T>
-  TRTC_DEVICE void store(const Vec<T, N>& value, T* part, int k, bool aligned) const {
-    const int first = column(k);
-    const bool whole = aligned && first >= 0 && first + N <= columns;
-    value.store(part + first, whole);
-    if (!whole && first < columns) {
-      Vec<T, N> rest = value;
+  TRTC_DEVICE void load(Vec<T, N> (&value)[Steps], const T* part, uint32 fill, bool aligned) const {
+    if (aligned) {
+      load(value, part, fill);
+    } else {
 #pragma unroll 1
-      for (int i = 0; i < N; ++i) {
-        const int at = column_of(k, i);
-        rest.store_element(part + at, 0, at < columns);
-        rest.drop_first();
+      for (int k = 0; k < Steps; ++k) {
+        Vec<T, N> one;
+        one.fill(fill);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const int at = column_of(k, i);
+          const uint32 bits = load_element(part + at, uses(at));
+          one.set_bits(i, uses(at) ? bits : fill);
+        }
+        turn(value, one);
       }
     }
+  }
+
+  // All of the part's columns.
+  template <class T>
+  TRTC_DEVICE void store(const Vec<T, N> (&value)[Steps], T* part, bool aligned) const {
+    T* of_thread = part + column(0);
+    const int left = columns - column(0);
+    if (aligned && !has_head()) {
+#pragma unroll
+      for (int k = 0; k < Steps; ++k) value[k].store(of_thread + k * stride, k * stride + N <= left);
+    }
+    // The part's last columns, in one thread; the first ones; or none is aligned.
+    if (left > 0 && (left % stride < N || has_head() || !aligned)) {
+      Vec<T, N> rest[Steps];
+#pragma unroll
+      for (int k = 0; k < Steps; ++k) rest[k] = value[k];
+#pragma unroll 1
+      for (int k = 0; k < Steps; ++k) {
+        const Vec<T, N> one = rest[0];
+        if (!aligned || has_head() || k * stride + N > left) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) one.store_element(part + column_of(k, i), i, column_of(k, i) < columns);
+        }
+        turn(rest, one);
+      }
+    }
+  }
+
+ private:
+  // Whether all slots of Vec k have columns that are used.
+  TRTC_DEVICE bool is_used(int k) const {
+    const bool inside = k * stride + N <= columns - column(0) && column(k) >= 0;
+    if constexpr (!Ranged) return inside;
+    return inside && k * stride >= begin - column(0) && k * stride + N <= end - column(0);
+  }
+
+  // The first one leaves, and `last` is behind the others: a loop over Vecs in registers, which have no index. Its text
+  // is there once, and few threads come to it.
+  template <class T>
+  static TRTC_DEVICE void turn(Vec<T, N> (&value)[Steps], const Vec<T, N>& last) {
+#pragma unroll
+    for (int k = 0; k + 1 < Steps; ++k) value[k] = value[k + 1];
+    value[Steps - 1] = last;
   }
 };
 
@@ -78,24 +166,33 @@ TRTC_DEVICE void move_down(float (&place)[Count], int shift) {
 
 // Adds up what a part's slots hold, in an order that does not depend on the shift: by the columns' places modulo
 // Threads * N, then over these places as if the shift were 0. So a row's sum has the same bits wherever it lies.
-template <int Threads, int Steps, int N>
+template <int Threads, int N>
 struct ShiftedSum {
   float of_place[N] = {};
 
-  // One part's elements, [k][i]. `shifted`: some row of the launch has a shift.
-  TRTC_DEVICE void add(const Slots<Threads, Steps, N>& slots, const float (&element)[Steps * N], bool shifted) {
-    // The last columns, which thread 0 has in its first Vec, are added last.
-    const int late = shifted && slots.thread == 0 ? slots.shift : 0;
+  // Elements in order, of which those of thread 0 before the row are 0.
+  TRTC_DEVICE void add(const float (&element)[N]) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) of_place[i] += i < late ? 0.0f : element[i];
+    for (int i = 0; i < N; ++i) of_place[i] += element[i];
+  }
+
+  // The elements of Vec k, in order. The slots of thread 0's first Vec that have the part's last columns are added by
+  // add_late(), behind all others.
+  template <class Part>
+  TRTC_DEVICE void add(const Part& part, int k, const float (&element)[N]) {
+    if (k == 0 && part.column(0) < 0) {
 #pragma unroll
-    for (int k = 1; k < Steps; ++k) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) of_place[i] += element[k * N + i];
+      for (int i = 0; i < N; ++i) of_place[i] += i < part.shift ? 0.0f : element[i];
+    } else {
+      add(element);
     }
-    if (shifted) {
+  }
+
+  template <class Part>
+  TRTC_DEVICE void add_late(const Part& part, const float (&element)[N]) {
+    if (part.column(0) < 0) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) of_place[i] += i < late ? element[i] : 0.0f;
+      for (int i = 0; i < N; ++i) of_place[i] += i < part.shift ? element[i] : 0.0f;
     }
   }
 
@@ -104,15 +201,16 @@ struct ShiftedSum {
     for (int i = 0; i < N; ++i) of_place[i] *= factor;
   }
 
-  // This thread's share of the row's sum. Called by all threads of a CTA, which hold `Rows` rows.
+  // This thread's share of the row's sum. Called by all threads of a CTA, which hold `Rows` rows. `shifted`: some row of
+  // the launch has a shift.
   template <int Rows>
-  TRTC_DEVICE float share(const Slots<Threads, Steps, N>& slots, int row_in_cta, bool shifted) {
+  TRTC_DEVICE float share(int thread, int shift, int row_in_cta, bool shifted) {
     if (shifted) {
       // The thread's own places, and those of the thread behind it: `shift` further are what it would have.
       float place[2 * N];
       constexpr int lanes = Threads < 32 ? Threads : 32;
       constexpr int warps = Threads / lanes;
-      const int lane = slots.thread % lanes;
+      const int lane = thread % lanes;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         place[i] = of_place[i];
@@ -121,7 +219,7 @@ struct ShiftedSum {
       if constexpr (warps > 1) {
         TRTC_SHARED(float, firsts, Rows * warps * N);
         float* of_row = firsts + row_in_cta * warps * N;
-        const int warp = slots.thread / 32;
+        const int warp = thread / 32;
         if (lane == 0) {
 #pragma unroll
           for (int i = 0; i < N; ++i) of_row[warp * N + i] = of_place[i];
@@ -132,9 +230,9 @@ struct ShiftedSum {
           for (int i = 0; i < N; ++i) place[N + i] = of_row[(warp + 1) % warps * N + i];
         }
       }
-      if constexpr (N > 4) move_down<4>(place, slots.shift);
-      if constexpr (N > 2) move_down<2>(place, slots.shift);
-      if constexpr (N > 1) move_down<1>(place, slots.shift);
+      if constexpr (N > 4) move_down<4>(place, shift);
+      if constexpr (N > 2) move_down<2>(place, shift);
+      if constexpr (N > 1) move_down<1>(place, shift);
 #pragma unroll
       for (int i = 0; i < N; ++i) of_place[i] = place[i];
     }

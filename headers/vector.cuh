@@ -5,13 +5,13 @@
 
 namespace trtc {
 
-// An element's bits, from global memory.
+// An element's bits, from global memory, if `valid`; else 0.
 template <class T>
-TRTC_DEVICE uint32 load_element(const T* address) {
+TRTC_DEVICE uint32 load_element(const T* address, bool valid = true) {
   uint32 bits;
-  if constexpr (sizeof(T) == 4) load_4<Space::global>(bits, address);
-  if constexpr (sizeof(T) == 2) load_2<Space::global>(bits, address, true);
-  if constexpr (sizeof(T) == 1) load_1(bits, address);
+  if constexpr (sizeof(T) == 4) load_4(bits, address, valid);
+  if constexpr (sizeof(T) == 2) load_2<Space::global>(bits, address, valid);
+  if constexpr (sizeof(T) == 1) load_1(bits, address, valid);
   return bits;
 }
 
@@ -44,6 +44,15 @@ struct Vec {
 
   // From global memory, aligned.
   TRTC_DEVICE void load_aligned(const T* address) { load_whole<Space::global>(address); }
+
+  // From global memory, aligned, if `valid`: what is before element `first` is of no use.
+  TRTC_DEVICE void load_rest(const T* address, int first, bool valid) {
+    if constexpr (reads_whole_blocks) {
+      if (valid) load_whole<Space::global>(address);
+    } else {
+      for (int i = 0; i < N; ++i) set_bits(i, load_element(address + i, valid && i >= first));
+    }
+  }
 
   // From shared memory, aligned.
   TRTC_DEVICE void load_shared(const T* address) { load_whole<Space::shared>(address); }
@@ -114,6 +123,22 @@ struct Vec {
 #pragma unroll
       for (int i = words - 1; i > 0; --i) word[i] = shift_right(word[i - 1], word[i], 32 - width);
       word[0] = word[0] << width | bits;
+    }
+  }
+
+  // Of element i.
+  TRTC_DEVICE uint32 bits(int i) const {
+    constexpr int width = 8 * sizeof(T);
+    return sizeof(T) == 4 ? word[i] : word[i * width / 32] >> i * width % 32 & ((1u << width % 32) - 1);
+  }
+
+  TRTC_DEVICE void set_bits(int i, uint32 bits) {
+    constexpr int width = 8 * sizeof(T);
+    if constexpr (sizeof(T) == 4) {
+      word[i] = bits;
+    } else {
+      const int place = i * width % 32;
+      word[i * width / 32] = (word[i * width / 32] & ~(((1u << width % 32) - 1) << place)) | bits << place;
     }
   }
 

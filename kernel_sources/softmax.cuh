@@ -17,7 +17,7 @@ namespace trtc {
 // What a kernel's program says of it (transformer_rtc/ops/softmax_kernels.py), and what follows.
 template <class Traits>
 struct SoftmaxConfig : Traits {
-  using Part = Slots<Traits::threads, Traits::steps, Traits::vector>;
+  using Part = Slots<Traits::threads, Traits::steps, Traits::vector, Traits::causal>;
   enum : int { vectors_per_row = Traits::vector * Traits::ctas_per_row };
   static constexpr TRTC_DEVICE Exchange exchange() { return exchange_of<Traits>(); }
 };
@@ -29,13 +29,8 @@ struct Range {
   int end;
 
   TRTC_DEVICE bool has(int column) const { return column >= begin && column < end; }
-  // Whether a Vec of a part that begins with column `first` has such a column. Thread 0's first one may have the last
-  // columns too.
-  template <class Part>
-  TRTC_DEVICE bool meets(const Part& part, int k, int first) const {
-    const int column = first + part.column(k);
-    return part.column(k) < 0 || (column + Part::vector > begin && column < end);
-  }
+  // The same of a part that begins with column `first`.
+  TRTC_DEVICE Range from(int first) const { return {begin - first, end - first}; }
 };
 
 template <class Params>
@@ -118,12 +113,141 @@ TRTC_DEVICE float sum_of_head(const Params& params) {
   return sum[0];
 }
 
-// What a thread has of the rows: each CTA of a row as many whole Vecs.
+// 2^24 exp(factor * (v - about)), of a v that for a float result has the factor already; of -infinity 0, or next to it.
+template <class Output>
+TRTC_DEVICE float term_of(float v, float about, float factor) {
+  if constexpr (is_same<Output, float>) {
+    return large_exponential(v - about);
+  } else {
+    return approximate_exp2(fused_multiply_add(v - about, factor * log2_e, float{large}));
+  }
+}
+
+// What the elements of a row are made of.
+struct RowTotals {
+  float sum;         // of exponentials, about what they are about
+  float log_sum;     // its logarithm
+  float about;       // what a CTA's v are less for its terms
+  float correction;  // from there to what the row's exponentials are about
+  float quotient;    // what a term is multiplied by, but for 2^-24 where `is_small`, as it has not all its digits then
+  float rest;        // what that is rounded by
+  bool is_small;
+
+  TRTC_DEVICE bool is_nan() const { return sum != sum; }
+  TRTC_DEVICE float logarithm_of(float v, float factor) const {
+    return fused_multiply_add(v - about, factor, correction - log_sum);
+  }
+  template <class Output>
+  TRTC_DEVICE float quotient_of(float term) const {
+    return is_same<Output, float> ? fused_multiply_add(term, quotient, term * rest) : term * quotient;
+  }
+};
+
+// Of a row of which this CTA has the largest v, times `factor`, and the sum of exponentials about it. `again`: its terms
+// are taken again about what is the row's largest.
+template <class Config, class Params, class Reduction>
+TRTC_DEVICE RowTotals totals_of_row(const Params& params, const Place<Config>& place, Reduction& reduction, int64 row,
+                                    float factor, float largest, float total, bool again) {
+  constexpr bool narrow = !is_same<typename Config::Output, float>;
+  const bool exists = place.exists(row, params.rows);
+  RowTotals found;
+  float row_largest = largest;
+  float of_cta = 1.0f;  // from what this CTA's exponentials are about to what the row's are
+  if constexpr (Config::ctas_per_row > 1) {
+    float gathered[2] = {largest, total};
+    reduction.gather(gathered);
+    row_largest = reduce_lanes<Largest, Config::ctas_per_row>(gathered[0]);
+    // A CTA of which nothing takes part adds nothing, however small the others are.
+    const float below = gathered[0] == minus_infinity() ? 0.0f : (gathered[0] - row_largest) * factor;
+    const float weight = narrow ? approximate_exp2(below * log2_e) : exponential(below);
+    total = reduce_lanes<Sum, Config::ctas_per_row>(gathered[1] * weight);
+    of_cta = shuffle_from(weight, place.rank);
+  }
+  const float row_about = row_largest == minus_infinity() ? 0.0f : row_largest;
+  const float base = row_about * factor;
+  float common = base;  // what the row's exponentials are about
+  const bool nothing = total == 0.0f;
+  if constexpr (Config::has_sink) {
+    // One more term of the sum.
+    const float sink = exists ? sink_of<typename Config::Sink>(params, row) : minus_infinity();
+    const float before = nothing ? minus_infinity() : base;
+    const float most = Largest::of(before, sink);
+    common = most == minus_infinity() ? 0.0f : most;
+    total = nothing ? 0.0f : total * exponential(before - common);
+    total += exponential(sink - common);
+  }
+  found.sum = total;
+  found.log_sum = total == 0.0f ? 0.0f : logarithm(total);
+  if constexpr (Config::has_lse) {
+    if (place.thread == 0 && place.rank == 0 && exists) {
+      static_cast<float*>(params.lse)[row] = total == 0.0f ? minus_infinity() : common + found.log_sum;
+    }
+  }
+  found.about = again ? row_about : largest == minus_infinity() ? 0.0f : largest;
+  found.correction = (found.about - row_about) * factor;
+  float multiplier = again ? 1.0f : of_cta;
+  if constexpr (Config::has_sink) {
+    found.correction += base - common;
+    multiplier *= nothing ? 0.0f : exponential(base - common);
+  }
+  if (largest == minus_infinity()) found.correction = 0.0f;
+  // Nothing takes part: zeros.
+  const float inverse = nothing ? 0.0f : approximate_reciprocal(total);
+  const float inverse_rest = fused_multiply_add(-total, inverse, 1.0f) * inverse;
+  found.quotient = multiplier * inverse;
+  found.rest = fused_multiply_add(multiplier, inverse, -found.quotient) + multiplier * inverse_rest;
+  found.is_small = magnitude(found.quotient) < 0x1p-100f;
+  if (!found.is_small) {
+    found.quotient *= 1.0f / large_one;
+    found.rest *= 1.0f / large_one;
+  }
+  return found;
+}
+
+// The part of a CTA's `columns` that begins with its column `first`.
+template <class Config>
+TRTC_DEVICE typename Config::Part softmax_part(int thread, int shift, int columns, Range range, int first) {
+  const Range here = range.from(first);
+  return {thread, shift, min(columns - first, static_cast<int>(Config::Part::capacity)), here.begin, here.end};
+}
+
+// What an element adds to the sum of a row's gradients, and its own one; 0 where it did not take part.
+template <bool Logarithm>
+TRTC_DEVICE float gradient_term(float y, float dy) {
+  const bool took_part = y != (Logarithm ? minus_infinity() : 0.0f);
+  return !took_part ? 0.0f : Logarithm ? dy : dy * y;
+}
+
+template <bool Logarithm, class Output>
+TRTC_DEVICE float gradient_of(float y, float dy, float sum, float scale) {
+  const bool took_part = y != (Logarithm ? minus_infinity() : 0.0f);
+  float found;
+  if constexpr (Logarithm) {
+    found = fused_multiply_add(-large_exponential_for<Output>(y), sum * (1.0f / large_one), dy);
+  } else {
+    found = y * (dy - sum);
+  }
+  return took_part ? scale * found : 0.0f;
+}
+
+// Columns of a row that a CTA has: as many whole Vecs as the others that share it.
+template <class Config, class Params>
+TRTC_DEVICE int softmax_slice(const Params& params) {
+  if constexpr (Config::ctas_per_row == 1) return params.columns;
+  constexpr int unit = Config::vectors_per_row;
+  return (params.columns / unit + (params.columns % unit != 0)) * Config::vector;
+}
+
+// What a thread has of the rows.
 template <class Config, class Params>
 TRTC_DEVICE Place<Config> softmax_place(const Params& params) {
-  if constexpr (Config::ctas_per_row == 1) return Place<Config>::here(params.columns, params.columns);
-  constexpr int unit = Config::vectors_per_row;
-  return Place<Config>::here(params.columns, (params.columns / unit + (params.columns % unit != 0)) * Config::vector);
+  return Place<Config>::here(params.columns, softmax_slice<Config>(params));
+}
+
+// Bytes of shared memory of so many elements; what follows them is aligned.
+template <class T>
+TRTC_DEVICE int staged_bytes(int elements) {
+  return (elements * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
 }
 
 }  // namespace trtc

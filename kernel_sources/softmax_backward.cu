@@ -35,8 +35,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     const int64 row = first_row + place.row_in_cta;
     const bool exists = place.exists(row, params.rows);
     const int columns = place.columns(row, params.rows);
-    const Range of_row = range_of<Config::causal>(params, row);
-    const Range range{of_row.begin - place.first_column, of_row.end - place.first_column};
+    const Range range = range_of<Config::causal>(params, row).from(place.first_column);
     const Input* y = all_y + row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
     const Gradient* dy = all_dy + row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
     Output* dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
@@ -47,41 +46,31 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     Vec<Input, N> of_y[steps];
     Vec<Gradient, N> of_dy[steps];
     const auto load = [&](const Part& part, int first) {
-#pragma unroll
-      for (int k = 0; k < steps; ++k) {
-        of_y[k].fill(nothing);
-        of_dy[k].fill(0);
-        if (!Config::causal || range.meets(part, k, first)) {
-          of_y[k] = part.load(y + first, k, true, nothing);
-          of_dy[k] = part.load(dy + first, k, dy_aligned, 0);
-        }
-      }
+      part.load(of_y, y + first, nothing);
+      part.load(of_dy, dy + first, 0, dy_aligned);
     };
-    // Whether a slot's column has a gradient.
-    const auto takes_part = [&](const Part& part, int k, int i, int first) {
-      const bool inside = !Config::causal || range.has(first + part.column_of(k, i));
-      return inside && of_y[k].get(i) != (Config::logarithm ? minus_infinity() : 0.0f);
-    };
-
     // ---- The sum over the row
-    ShiftedSum<Config::threads, steps, N> sums;
+    ShiftedSum<Config::threads, N> sums;
 #pragma unroll 1
     for (int first = 0; first == 0 || (chunked && first < place.most_columns); first += Part::capacity) {
-      const Part part{place.thread, shift, min(columns - first, static_cast<int>(Part::capacity))};
+      const Part part = softmax_part<Config>(place.thread, shift, columns, range, first);
       load(part, first);
-      float terms[steps * N];
+      float term[N];
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
+        if (part.meets(k)) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const float term = Config::logarithm ? of_dy[k].get(i) : of_dy[k].get(i) * of_y[k].get(i);
-          terms[k * N + i] = takes_part(part, k, i, first) ? term : 0.0f;
+          for (int i = 0; i < N; ++i) term[i] = gradient_term<Config::logarithm>(of_y[k].get(i), of_dy[k].get(i));
+          sums.add(part, k, term);
         }
       }
-      sums.add(part, terms, shifted);
+      if (shifted) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) term[i] = gradient_term<Config::logarithm>(of_y[0].get(i), of_dy[0].get(i));
+        sums.add_late(part, term);
+      }
     }
-    const Part whole{place.thread, shift, 0};
-    float sum[1] = {sums.template share<Config::rows_per_cta>(whole, place.row_in_cta, shifted)};
+    float sum[1] = {sums.template share<Config::rows_per_cta>(place.thread, shift, place.row_in_cta, shifted)};
     reduction.template reduce_in_cta<Sum, 0>(sum);
     reduction.gather(sum);
     const float of_row_sum = reduce_lanes<Sum, Config::ctas_per_row>(sum[0]);
@@ -96,29 +85,26 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     // ---- dx
 #pragma unroll 1
     for (int first = 0; first == 0 || (chunked && first < place.most_columns); first += Part::capacity) {
-      const Part part{place.thread, shift, min(columns - first, static_cast<int>(Part::capacity))};
+      const Part part = softmax_part<Config>(place.thread, shift, columns, range, first);
       if constexpr (chunked) load(part, first);
+      Vec<Output, N> result[steps];
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
-        Vec<Output, N> result;
+        result[k].fill(0);
+        if (!Config::causal || part.meets(k)) {
 #pragma unroll
-        for (int i = 0; i < N; i += 2) {
-          float gradient[2] = {0.0f, 0.0f};
+          for (int i = 0; i < N; i += 2) {
+            float found[2];
 #pragma unroll
-          for (int j = 0; j < (N == 1 ? 1 : 2); ++j) {
-            const float of_slot = of_y[k].get(i + j), dy_of_slot = of_dy[k].get(i + j);
-            float found;
-            if constexpr (Config::logarithm) {
-              found = fused_multiply_add(-exponential_for<Output>(of_slot), of_row_sum, dy_of_slot);
-            } else {
-              found = of_slot * (dy_of_slot - of_row_sum);
+            for (int j = 0; j < 2; ++j) {
+              const float of_slot = of_y[k].get(i + j), gradient = of_dy[k].get(i + j);
+              found[j] = gradient_of<Config::logarithm, Output>(of_slot, gradient, of_row_sum, params.scale);
             }
-            gradient[j] = takes_part(part, k, i + j, first) ? params.scale * found : 0.0f;
+            result[k].set(i, found[0], found[1]);
           }
-          result.set(i, gradient[0], gradient[1]);
         }
-        part.store(result, dx + first, k, dx_aligned);
       }
+      part.store(result, dx + first, dx_aligned);
     }
     first_row += place.stride;
     reduction.next_row();

@@ -1,6 +1,7 @@
 """Softmax in float64, and what float32 arithmetic may differ from it by.
 
-v = scale * x + mask is rounded to float32 by definition. With u = 2^-24 and d = max(v) - v of an element: v - max(v) is
+v = scale * x + mask is rounded to float32 by definition, but for a result of 16 bits without a mask of floats, where the
+scale is applied to differences. With u = 2^-24 and d = max(v) - v of an element: v - max(v) is
 within d u, the exponential of that within 1.2 u more, or for a result of 16 bits within 2^-21 (1 + d); the sum within
 what its terms are and `LONGEST` additions; the quotient within 2 u.
 """
@@ -30,10 +31,12 @@ def taking_part(shape, mask=None, keeps=False, causal=None, window=None) -> np.n
     return found
 
 
-def _parts(x, scale, within, added, sink):
+def _parts(x, scale, within, added, sink, out):
     with np.errstate(all="ignore"):
         v = x.astype(np.float64) * float(np.float32(scale)) + (0 if added is None else added.astype(np.float64))
-        v = np.where(within & (x.astype(np.float32) != -np.inf), v.astype(np.float32).astype(np.float64), -np.inf)
+        if out is FLOAT32 or added is not None:
+            v = v.astype(np.float32).astype(np.float64)
+        v = np.where(within & (x.astype(np.float32) != -np.inf), v, -np.inf)
         most = v.max(axis=-1, keepdims=True)
         more = np.full(1, -np.inf) if sink is None else sink.astype(np.float64)[:, None, None]
         most = np.fmax(most, more)
@@ -56,7 +59,7 @@ def _errors(distance, p, total, out: DType):
 def forward(x, scale=1.0, within=None, out: DType = FLOAT32, added=None, sink=None) -> dict[str, Expected]:
     """Return y, its logarithm, and lse."""
     within = np.ones(x.shape, bool) if within is None else within
-    v, most, distance, p, total = _parts(x, scale, within, added, sink)
+    v, most, distance, p, total = _parts(x, scale, within, added, sink, out)
     of_term, of_sum = _errors(distance, p, total, out)
     with np.errstate(all="ignore"):
         y = np.where(total == 0, 0, p / total)

@@ -18,9 +18,8 @@ import transformer_rtc
 from transformer_rtc import SimulatedDevice, _native, arrays, dispatch, log_softmax, softmax, using
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.ops import softmax as module
-from transformer_rtc.ops import softmax_kernels
 from transformer_rtc.ops.softmax_kernels import BUCKETS, SoftmaxConfig
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 BOTH = pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
@@ -31,7 +30,16 @@ CONFIGS = {
     "chunks": SoftmaxConfig(64, 1, 8, 3, chunked=True),
     "CTAs": SoftmaxConfig(64, 1, 8, 2, 4, True),
     "chunks of CTAs": SoftmaxConfig(64, 1, 8, 1, 2, True, chunked=True),
+    "staged": SoftmaxConfig(64, 1, 8, 1, staged=True),
+    "staged by CTAs": SoftmaxConfig(64, 1, 8, 1, 2, True, staged=True),
 }
+
+
+def capacity(config: SoftmaxConfig, vector: int = 4) -> int:
+    """Return the columns of the longest row."""
+    if config.chunked or config.staged:
+        return 1 << 30
+    return config.threads_per_row * config.steps * config.ctas_per_row * vector
 
 
 def simulated(architecture=90, static=False, checked=True, multiprocessors=4, **options) -> SimulatedDevice:
@@ -72,7 +80,7 @@ def test_every_way_to_hold_a_row_is_within_the_bound_at_every_alignment(name, co
     config = CONFIGS[name]
     for dtype, (offset, gap) in itertools.product((FLOAT32, BFLOAT16), ((0, 0), (3, 0), (0, 1), (8, 24))):
         vector = 16 // dtype.bytes
-        if not config.chunked and columns > config.threads_per_row * config.steps * config.ctas_per_row * vector:
+        if columns > capacity(config, vector):
             continue
         held(config)
         x, dy = (expected.drawn(rng, (5, columns), dtype) for _ in range(2))
@@ -106,7 +114,7 @@ def test_full_slots_hold_a_row_at_every_alignment(held, rng):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_row_has_the_same_bits_wherever_it_lies(name, held, rng):
     config = CONFIGS[name]
-    columns = min(1000, config.threads_per_row * config.steps * config.ctas_per_row * 4)  # the output is float32
+    columns = min(1000, capacity(config))  # the output is float32
     held(config)
     x, dy = (expected.drawn(rng, (1, columns), BFLOAT16) for _ in range(2))
     with using(simulated(checked=False)):
@@ -188,7 +196,7 @@ def test_a_sink_is_one_more_term_of_the_sum(static, rng):
 
 def test_a_sink_of_rows_that_ctas_share(held, rng):
     sink = np.array([3.0, 9.0], np.float32)
-    for name, architecture in itertools.product(("CTAs", "chunks of CTAs", "chunks"), (90, 80)):
+    for name, architecture in itertools.product(("CTAs", "chunks of CTAs", "chunks", "staged by CTAs"), (90, 80)):
         held(CONFIGS[name])
         x, dy = (expected.drawn(rng, (2, 3, 1000), FLOAT32) for _ in range(2))
         with using(simulated(architecture, multiprocessors=8)):
@@ -203,7 +211,7 @@ def test_a_sink_far_above_or_below_the_others(static, rng):
         hold(x, dy, FLOAT32, sink=np.array([200, -200, 95], np.float32))
 
 
-@pytest.mark.parametrize("name", ["CTAs", "chunks of CTAs"])
+@pytest.mark.parametrize("name", ["CTAs", "chunks of CTAs", "staged by CTAs"])
 def test_ctas_of_a_cooperative_grid_take_several_rows_in_turn(name, held, rng):
     # One multiprocessor holds 8 or 16 groups of CTAs.
     held(CONFIGS[name])
@@ -254,7 +262,7 @@ def test_causal_modes(queries, keys, window, static, rng):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_mask_and_a_causal_mode_however_a_row_is_held(name, held, rng):
     config = CONFIGS[name]
-    keys = min(300, config.threads_per_row * config.steps * config.ctas_per_row * 4) - 1
+    keys = min(300, capacity(config)) - 1
     held(config)
     x, dy = (expected.drawn(rng, (2, 3, 21, keys), FLOAT32) for _ in range(2))
     mask = rng.random((2, 1, 21, keys)) < 0.4
@@ -363,15 +371,24 @@ def test_minus_infinity_in_a_row_of_nan(static):
 # ---- Keys and arguments ----------------------------------------------------------------------------------------------
 
 
-def test_few_kernels_serve_every_length():
-    for dtype, architecture in itertools.product((FLOAT32, BFLOAT16), ARCHITECTURES):
+@pytest.mark.parametrize("operator", ["softmax", "softmax_backward"])
+def test_few_kernels_serve_every_length(operator):
+    options = itertools.product((FLOAT32, BFLOAT16), ARCHITECTURES, (None, BOOL, FLOAT32), (False, True))
+    for dtype, architecture, mask, causal in options:
+        arrays_of = {"y": dtype, "dy": dtype, "dsink": None} if "backward" in operator else {"x": dtype, "mask": mask}
+        dtypes = {"out": dtype, "sink": None, "lse": None, **arrays_of}
+        flags = frozenset({"causal"} if causal else ())
         limits = ARCHITECTURES[architecture]
         symbols = set()
         for columns in BUCKETS:
-            config = softmax_kernels.configure(columns, (dtype, dtype), limits)
-            symbols.add(config.symbol)
+            request = dispatch.Request(operator, dtypes, columns, False, False, flags)
+            ((spec, rule),) = module._FAMILY.specialise(request, limits)
+            symbols.add(spec.symbol)
+            config = spec.config
             slots = config.threads_per_row * config.steps * config.vector * config.ctas_per_row
-            assert config.chunked or slots >= columns
+            assert config.chunked or config.staged or slots >= columns
+            assert config.staged == (rule.dynamic_shared_memory > 0)
+            assert rule.dynamic_shared_memory <= limits.shared_memory_per_cta - 4096
             assert config.threads <= 1024 and config.threads % 32 == 0
         assert len(symbols) <= 12
 

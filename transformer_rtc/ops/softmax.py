@@ -31,7 +31,7 @@ class _SoftmaxFamily:
     def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         _check(request)
         spec = _spec(request, limits)
-        first = (spec, spec.launch_rule)
+        first = (spec, spec.launch_rule_of(request.columns))
         dsink = request.dtypes.get("dsink")
         if dsink is None:
             return (first,)
@@ -69,18 +69,20 @@ def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | Softma
     if "backward" in request.operator:
         dy, y = dtypes["dy"], dtypes["y"]
         assert dy is not None and y is not None
-        config = configure(request.columns, (dy, y, out), limits)
+        config = configure(request.columns, (dy, y, out), (dy, y), limits, backward=True, causal=causal)
         sink = dtypes["sink"] if dtypes["dsink"] else None
         return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sink, config)
     x = dtypes["x"]
     assert x is not None
-    config = configure(request.columns, (x, out), limits)
+    mask = dtypes["mask"]
+    staged = (x, mask) if mask else (x,)
+    config = configure(request.columns, (x, out), staged, limits, causal=causal)
     return SoftmaxForwardSpec(
         input=x,
         output=out,
         logarithm=logarithm,
         causal=causal,
-        mask=BOOL if dtypes["mask"] is UINT8 else dtypes["mask"],
+        mask=BOOL if mask is UINT8 else mask,
         keeps="mask_keeps" in request.flags,
         sink=dtypes["sink"],
         lse=dtypes["lse"] is not None,

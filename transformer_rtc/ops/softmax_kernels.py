@@ -38,8 +38,13 @@ __all__ = [
     "static_program",
 ]
 
-# Rows of up to so many columns have the same kernel: a length is no part of a key.
-BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072, 262144, _native.MOST_COLUMNS)
+# Rows of up to so many columns are launched alike: a length is no part of a key. Long ones in steps of a quarter at
+# most, as what is staged takes as much shared memory as the longest one needs.
+BUCKETS = (
+    *(256, 512, 1024, 2048),
+    *(quarters << shift for shift in range(9, 28) for quarters in (5, 6, 7, 8)),
+    _native.MOST_COLUMNS,
+)
 
 
 @dataclass(frozen=True)
@@ -50,45 +55,99 @@ class SoftmaxConfig(RowDivision):
     ----------
     chunked : bool
         Whether a CTA's part of a row may be longer than what its threads hold: it is read twice then.
+    staged : bool
+        Whether a CTA's part of a row is in shared memory; else its threads hold it.
     """
 
     chunked: bool = False
+    staged: bool = False
+
+    @property
+    def bounds(self) -> str:
+        """A kernel's launch bounds: whole CTAs whose threads hold a row have 64 registers, and are 1024 threads."""
+        few = self.staged or self.threads_per_row < 128
+        return f"{self.threads}" if few else f"{self.threads}, {max(1, 1024 // self.threads)}"
 
     @property
     def symbol(self) -> str:
-        return "_".join((super().symbol, *present(chunked=self.chunked)))
+        return "_".join((super().symbol, *present(chunked=self.chunked, staged=self.staged)))
+
+    def shared_memory(self, columns: int, staged: Sequence[DType]) -> int:
+        """Return the bytes that a CTA needs for arrays of these types, of rows of so many columns."""
+        if not self.staged:
+            return 0
+        unit = self.vector * self.ctas_per_row
+        slice_columns = columns if self.ctas_per_row == 1 else -(-columns // unit) * self.vector
+        # trtc::Blocks::room and trtc::staged_bytes.
+        elements = (slice_columns + 2 * self.vector - 2) // self.vector * self.vector
+        return sum(-(-elements * dtype.bytes // 16) * 16 for dtype in staged)
 
 
 class _Entry(NamedTuple):
-    """A line of a table: vectors of 16 bytes of the widest array that a row may have, and how it is divided."""
+    """A line of a table: vectors of 16 bytes of the widest array that a row may have, and how it is divided.
+
+    Where there are no `steps`, the row is staged in shared memory.
+    """
 
     vectors: int
-    ctas: int
     threads: int
-    steps: int
+    steps: int = 0
     rows: int = 1
+    ctas: int = 1
 
 
-# By what fits, as the norms' tables have it: not measured yet.
-_TABLE = (
-    _Entry(8, 1, 8, 1, 16),
-    _Entry(16, 1, 16, 1, 8),
-    _Entry(32, 1, 32, 1, 4),
-    _Entry(64, 1, 32, 2, 4),
-    _Entry(128, 1, 64, 2, 2),
-    _Entry(256, 1, 128, 2),
-    _Entry(512, 1, 256, 2),
-    _Entry(1024, 1, 512, 2),
-    _Entry(2048, 1, 512, 4),
-    _Entry(4096, 1, 1024, 4),
-    _Entry(8192, 2, 1024, 4),
-    _Entry(16384, 4, 1024, 4),
-    _Entry(32768, 8, 1024, 4),
-    _Entry(65536, 16, 1024, 4),
+# Of the bandwidth of the best copy, on an H200, in bfloat16 unless said; staged rows beside the best held ones.
+_SHORT = (_Entry(32, 16, 2, 8), _Entry(64, 16, 4, 8))  # 256: 0.90; 512: 0.98, by 32 lanes 0.94
+_HELD = (_Entry(128, 32, 4, 2), _Entry(256, 64, 4))  # 1024: 1.00, staged 0.98; 2048: 1.00, staged 0.99
+_ANY = 1 << 30
+_FORWARD_TABLE = (
+    *_SHORT,
+    *_HELD,
+    _Entry(768, 128),  # 3000: 0.91, held 0.85; 5121: 0.91, held 0.58
+    _Entry(2048, 256),  # 8192: 0.99; 16384: 0.99, held 0.94; float32 4096 by 128 threads 0.93, by 256 0.98
+    _Entry(8192, 256, ctas=2),  # 32768: 0.99, held 0.86; 65536: 0.97, by four CTAs 0.93
+    _Entry(32768, 256, ctas=8),  # 131072: 0.94, by four 0.91, held 0.74; 262144: 0.88, by sixteen 0.85
+    _Entry(_ANY, 256, ctas=16),  # float32 262144: 0.79, held 0.50
+)
+# Where little of a row is read, more CTAs are resident than without.
+_FORWARD_CAUSAL_TABLE = (
+    *_SHORT,
+    _Entry(256, 32),  # 1024: 0.88, held 0.57; 2048: 0.96, held 0.62
+    _Entry(768, 128),  # 4096: 0.91, held 0.77
+    _Entry(4096, 256),  # 16384: 0.96; 32768: 0.96, by two CTAs 0.90
+    _Entry(8192, 256, ctas=2),  # float32 32768: 0.85, by four 0.82
+    _Entry(32768, 256, ctas=8),
+    _Entry(_ANY, 256, ctas=16),
+)
+_BACKWARD_TABLE = (
+    *_SHORT,
+    *_HELD,
+    _Entry(2048, 128),  # 4096: 0.97; 16384: 0.96; 4097: 0.93, held 0.55; float32 4096: 0.92, held 0.99, 4097: 0.92, 0.60
+    _Entry(4096, 256, 4, ctas=4),  # 32768: 1.00, staged 0.92
+    _Entry(8192, 256, 4, ctas=8),  # 65536: 1.00, staged 0.91
+    _Entry(16384, 256, 4, ctas=16),  # 131072: 0.97, staged 0.90
+    _Entry(32768, 512, 4, ctas=16),  # 262144: 0.87, staged 0.86
+    _Entry(65536, 1024, 4, ctas=16),  # float32 262144: 0.81, staged 0.69
+)
+_BACKWARD_CAUSAL_TABLE = (
+    *_SHORT,
+    _Entry(256, 32),  # 1024: 0.93, held 0.49
+    _Entry(2048, 128),  # 4096: 0.92, held 0.73; 16384: 0.94, by 256 threads 0.92
+    _Entry(4096, 256, ctas=2),  # 32768: 0.86, held 0.69
+    _Entry(8192, 256, ctas=4),  # float32 32768: 0.86
+    _Entry(16384, 256, ctas=8),
+    _Entry(_ANY, 256, ctas=16),
 )
 
 
-def configure(columns: int, rows: Sequence[DType], limits: DeviceLimits) -> SoftmaxConfig:
+def configure(
+    columns: int,
+    rows: Sequence[DType],
+    staged: Sequence[DType],
+    limits: DeviceLimits,
+    backward: bool = False,
+    causal: bool = False,
+) -> SoftmaxConfig:
     """Choose how rows of up to so many columns are divided.
 
     Parameters
@@ -97,15 +156,26 @@ def configure(columns: int, rows: Sequence[DType], limits: DeviceLimits) -> Soft
         One of `BUCKETS`.
     rows : sequence of DType
         Of the arrays of rows.
+    staged : sequence of DType
+        Of those, and of a mask, that are read.
     limits : DeviceLimits
         Of the device.
+    backward, causal : bool
+        Whether it is the backward, and whether columns are excluded by a causal mode.
     """
     vector = 16 // max(dtype.bytes for dtype in rows)
     clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
     most = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
-    for line in _TABLE:
+    forward = _FORWARD_CAUSAL_TABLE if causal else _FORWARD_TABLE
+    for line in (_BACKWARD_CAUSAL_TABLE if causal else _BACKWARD_TABLE) if backward else forward:
         if columns <= line.vectors * vector and line.ctas <= most:
-            return SoftmaxConfig(line.threads, line.rows, vector, line.steps, line.ctas, clusters and line.ctas > 1)
+            shared = clusters and line.ctas > 1
+            if line.steps:
+                return SoftmaxConfig(line.threads, line.rows, vector, line.steps, line.ctas, shared)
+            config = SoftmaxConfig(line.threads, 1, vector, 1, line.ctas, shared, staged=True)
+            # The values that its threads exchange are in shared memory too.
+            if config.shared_memory(columns, staged) <= limits.shared_memory_per_cta - 4096:
+                return config
     # Half of what a thread could hold: what two passes need beside it spills else.
     return SoftmaxConfig(1024, 1, vector, 2, most, clusters and most > 1, chunked=True)
 
@@ -127,15 +197,27 @@ class _SoftmaxSpec(KernelSpec):
     def options(self) -> tuple[str, ...]:
         return MINIMAL
 
-    def _program(self, source: str, template: str, types: dict[str, DType], flags: dict[str, bool]) -> str:
+    def _program(self, template: str, types: dict[str, DType], flags: dict[str, bool]) -> str:
         config = self.config
+        source = "softmax_staged.cu" if config.staged else f"{template}.cu"
+        template += "_staged" if config.staged else ""
         ways = {"clusters": config.clusters, "chunked": config.chunked, "repeats": config.exchange == "grid"}
         return (
             f'#include "{source}"\n\n'
             f"{self.params.text('Params')}\n"
             f"{traits(types, flags | ways, config.numbers)}"
-            f"{entry(self.symbol, f'{template}<trtc::SoftmaxConfig<Traits>>', config.threads)}"
+            f"{entry(self.symbol, f'{template}<trtc::SoftmaxConfig<Traits>>', config.bounds)}"
         )
+
+    @property
+    def staged_types(self) -> tuple[DType, ...]:
+        """What a row needs in shared memory where it is staged there."""
+        raise NotImplementedError
+
+    def launch_rule_of(self, columns: int) -> LaunchRule:
+        """Return how the kernel is launched for rows of up to so many columns."""
+        shared = self.config.shared_memory(columns, self.staged_types)
+        return self.launch_rule._replace(dynamic_shared_memory=shared)
 
     def _rule(self, values: int) -> LaunchRule:
         config = self.config
@@ -226,7 +308,11 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
             "Mask": self.mask or BOOL,
             "Sink": self.sink or self.input,
         }
-        return self._program("softmax_forward.cu", "softmax_forward", types, flags)
+        return self._program("softmax_forward", types, flags)
+
+    @property
+    def staged_types(self) -> tuple[DType, ...]:
+        return (self.input, self.mask) if self.mask else (self.input,)
 
     @property
     def launch_rule(self) -> LaunchRule:
@@ -294,7 +380,11 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
             "Sink": self.sink or self.input,
         }
         flags = {"logarithm": self.logarithm, "causal": self.causal, "has_dsink": self.sink is not None}
-        return self._program("softmax_backward.cu", "softmax_backward", types, flags)
+        return self._program("softmax_backward", types, flags)
+
+    @property
+    def staged_types(self) -> tuple[DType, ...]:
+        return (self.input, self.gradient)
 
     @property
     def launch_rule(self) -> LaunchRule:

@@ -1,0 +1,304 @@
+// Forward and backward of longer rows, which are in shared memory while the CTAs that share one work on it: what is on
+// its way depends on no register, and the loops over it have few instructions. As softmax_forward.cu and
+// softmax_backward.cu have it, the order of a sum depends on the columns alone.
+#pragma once
+
+#include "blocks.cuh"
+#include "softmax.cuh"
+
+namespace trtc {
+
+template <class Config, class Params>
+TRTC_DEVICE void softmax_forward_staged(const Params& params) {
+  using Input = typename Config::Input;
+  using Output = typename Config::Output;
+  using Mask = typename Config::Mask;
+  constexpr int N = Config::vector;
+  constexpr int threads = Config::threads;
+  using Part = Blocks<threads, N>;
+  using Reduction = RowReduction<threads, 1, Config::ctas_per_row, Config::exchange(), 2, Config::repeats,
+                                 Config::repeats ? 2 : 1>;
+  constexpr bool added = Config::mask_is_added;
+  constexpr bool counts = is_same<Output, float>;
+  constexpr bool folds = !counts && !added;
+  constexpr bool excludes = Config::causal || Config::has_mask;
+  // Terms take the place of x.
+  constexpr bool keeps = counts && is_same<Input, float> && !added && !Config::logarithm;
+
+  TRTC_DYNAMIC_SHARED(char, shared);
+  const auto place = softmax_place<Config>(params);
+  auto* staged = reinterpret_cast<Input*>(shared);
+  auto* staged_mask = reinterpret_cast<Mask*>(shared + staged_bytes<Input>(Part::room(softmax_slice<Config>(params))));
+  const auto* all_x = static_cast<const Input*>(params.x) + place.first_column;
+  auto* all_out = static_cast<Output*>(params.out) + place.first_column;
+  const bool shifted = !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
+  const float scale = params.scale == 0.0f ? 1.0f : magnitude(params.scale);
+  const float factor = folds ? scale : 1.0f;
+  Reduction reduction;
+  reduction.begin(params, place.rank);
+
+  int64 row = place.begin_row();
+  do {
+    const Range range = range_of<Config::causal>(params, row).from(place.first_column);
+    const Input* x = all_x + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+    Output* out = all_out + row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
+    const int columns = max(place.most_columns, 0);
+    const Part part{place.thread, shifted ? Part::shift_of(x) : 0, columns, max(range.begin, 0),
+                    min(range.end, columns)};
+    const bool out_aligned = rows_aligned<Output, N>(out - part.shift, 0, 0);
+    part.fetch(staged, x, true);
+    if constexpr (Config::has_mask) {
+      const Mask* mask = static_cast<const Mask*>(params.mask) + mask_offset(params, row) + place.first_column;
+      part.fetch(staged_mask, mask, rows_aligned<Mask, N>(mask - part.shift, 0, 0));
+    }
+    wait_async();
+    const int first = part.first_of_thread(), stop = part.stop();
+
+    // v of a block, but for `factor`.
+    const auto read = [&](int block, float(&v)[N]) {
+      Vec<Input, N> value;
+      Vec<Mask, N> of_mask;
+      value.load_shared(staged + block * N);
+      if constexpr (added) of_mask.load_shared(staged_mask + block * N);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        v[i] = value.get(i);
+        if constexpr (added) {
+          const bool out_of_it = v[i] == minus_infinity() || of_mask.get(i) == minus_infinity();
+          v[i] = out_of_it ? minus_infinity() : fused_multiply_add(v[i], params.scale, of_mask.get(i));
+        } else if constexpr (!folds) {
+          v[i] *= scale;
+        }
+      }
+    };
+
+    // ---- The largest v; what does not take part becomes -infinity
+    float most[1] = {minus_infinity()};
+    constexpr bool has_bytes = Config::has_mask && !added;
+#pragma unroll 1
+    for (int block = first; block < stop; block += threads) {
+      const bool is_edge = part.is_edge(block);
+      float v[N];
+      if (has_bytes || is_edge || (!added && !(params.scale > 0.0f))) {
+        Vec<Input, N> value;
+        value.load_shared(staged + block * N);
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = value.get(i);
+        if constexpr (has_bytes) {
+          Vec<Mask, N> of_mask;
+          of_mask.load_shared(staged_mask + block * N);
+#pragma unroll
+          for (int i = 0; i < N; ++i) v[i] = of_mask.is_set(i) != Config::mask_keeps ? minus_infinity() : v[i];
+        }
+        if (is_edge) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) v[i] = part.uses(part.column(block) + i) ? v[i] : minus_infinity();
+        }
+        if (!added && !(params.scale > 0.0f)) {
+          // -infinity does not take part whatever the scale.
+          const float sign = params.scale < 0.0f ? -1.0f : params.scale;
+#pragma unroll
+          for (int i = 0; i < N; ++i) v[i] = v[i] == minus_infinity() ? v[i] : v[i] * sign;
+        }
+#pragma unroll
+        for (int i = 0; i < N; i += 2) value.set(i, v[i], v[i + 1]);  // exact
+        value.template store<Space::shared>(staged + block * N, true);
+        if constexpr (added) {
+          read(block, v);
+        } else if constexpr (!folds) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) v[i] *= scale;
+        }
+      } else {
+        read(block, v);
+      }
+#pragma unroll
+      for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], v[i]);
+    }
+    const float of_thread = most[0];
+    reduction.template reduce_in_cta<Largest, 0>(most);
+    const float largest = most[0];
+    const float about = largest == minus_infinity() ? 0.0f : largest;
+
+    // ---- The sum of exponentials about it
+    // Those of the largest v, which are 1, apart: see softmax_forward().
+    const bool has_ones = counts && of_thread - about == 0.0f;
+    float ones = 0.0f;
+    ShiftedSum<threads, N> sums;
+#pragma unroll 1
+    for (int block = first; block < stop; block += threads) {
+      float v[N], p[N];
+      read(block, v);
+#pragma unroll
+      for (int i = 0; i < N; ++i) p[i] = term_of<Output>(v[i], about, factor);
+      if constexpr (keeps) {
+        Vec<Input, N> kept;
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+          // What is excluded has a mark.
+          kept.set(i, excludes && v[i] == minus_infinity() ? -0.0f : p[i],
+                   excludes && v[i + 1] == minus_infinity() ? -0.0f : p[i + 1]);
+        }
+        kept.template store<Space::shared>(staged + block * N, true);
+      }
+      if (has_ones) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          ones += v[i] == about ? 1.0f : 0.0f;
+          p[i] = v[i] == about ? 0.0f : p[i];
+        }
+      }
+      sums.add(p);
+    }
+    float sum[counts ? 2 : 1] = {sums.template share<1>(place.thread, part.shift, 0, shifted)};
+    if constexpr (counts) sum[1] = ones;
+    reduction.template reduce_in_cta<Sum, 1>(sum);
+    float total = sum[0] * (1.0f / large_one);
+    if constexpr (counts) total += sum[1];
+    if (total < 0.5f) total = 0.0f;  // nothing takes part
+    const RowTotals totals = totals_of_row<Config>(params, place, reduction, row, factor, largest, total, false);
+
+    // ---- y
+    const int used = part.first(), blocks = part.all();
+#pragma unroll 1
+    for (int block = place.thread; block < blocks; block += threads) {
+      Vec<Output, N> result;
+      result.fill(Config::logarithm ? minus_infinity_bits<Output>() : 0);
+      if (!Config::causal || (block >= used && block < stop)) {
+        float v[N];
+        if constexpr (keeps) {
+          Vec<Input, N> kept;
+          kept.load_shared(staged + block * N);
+#pragma unroll
+          for (int i = 0; i < N; ++i) v[i] = kept.get(i);
+        } else {
+          read(block, v);
+        }
+        float y[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          if constexpr (Config::logarithm) {
+            y[i] = totals.logarithm_of(v[i], factor);
+          } else {
+            y[i] = totals.template quotient_of<Output>(keeps ? v[i] : term_of<Output>(v[i], about, factor));
+          }
+        }
+        if (!Config::logarithm && totals.is_small) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) y[i] *= 1.0f / large_one;
+        }
+        if (excludes && totals.is_nan()) {
+          // But for what is excluded, and -infinity beside it.
+#pragma unroll
+          for (int i = 0; i < N; ++i) {
+            const bool is_out = keeps ? bits_from_float(v[i]) == 0x80000000u : v[i] == minus_infinity();
+            if (is_out) y[i] = Config::logarithm ? minus_infinity() : 0.0f;
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i += 2) result.set(i, y[i], y[i + 1]);
+      }
+      part.store(result, out, block, out_aligned);
+    }
+    row += place.stride;
+    reduction.next_row();
+  } while (Config::repeats && row < params.rows);
+}
+
+template <class Config, class Params>
+TRTC_DEVICE void softmax_backward_staged(const Params& params) {
+  using Gradient = typename Config::Gradient;
+  using Input = typename Config::Input;
+  using Output = typename Config::Output;
+  constexpr int N = Config::vector;
+  constexpr int threads = Config::threads;
+  using Part = Blocks<threads, N>;
+  using Reduction = RowReduction<threads, 1, Config::ctas_per_row, Config::exchange(), 1, Config::repeats,
+                                 Config::repeats ? 2 : 1>;
+  // What no column has, and what did not take part.
+  const uint32 nothing = Config::logarithm ? minus_infinity_bits<Input>() : 0;
+
+  TRTC_DYNAMIC_SHARED(char, shared);
+  const auto place = softmax_place<Config>(params);
+  auto* staged_y = reinterpret_cast<Input*>(shared);
+  auto* staged_dy =
+      reinterpret_cast<Gradient*>(shared + staged_bytes<Input>(Part::room(softmax_slice<Config>(params))));
+  const auto* all_y = static_cast<const Input*>(params.y) + place.first_column;
+  const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
+  auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
+  const bool shifted = !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
+  Reduction reduction;
+  reduction.begin(params, place.rank);
+
+  int64 row = place.begin_row();
+  do {
+    const Range range = range_of<Config::causal>(params, row).from(place.first_column);
+    const Input* y = all_y + row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
+    const Gradient* dy = all_dy + row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
+    Output* dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
+    const int columns = max(place.most_columns, 0);
+    const Part part{place.thread, shifted ? Part::shift_of(y) : 0, columns, max(range.begin, 0),
+                    min(range.end, columns)};
+    const bool dx_aligned = rows_aligned<Output, N>(dx - part.shift, 0, 0);
+    part.fetch(staged_y, y, true);
+    part.fetch(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0));
+    wait_async();
+    const int first = part.first_of_thread(), stop = part.stop();
+
+    // ---- The sum over the row
+    ShiftedSum<threads, N> sums;
+#pragma unroll 1
+    for (int block = first; block < stop; block += threads) {
+      Vec<Input, N> of_y;
+      Vec<Gradient, N> of_dy;
+      of_y.load_shared(staged_y + block * N);
+      of_dy.load_shared(staged_dy + block * N);
+      if (part.is_edge(block)) {
+        part.blank(of_y, block, nothing);
+        of_y.template store<Space::shared>(staged_y + block * N, true);
+      }
+      float term[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) term[i] = gradient_term<Config::logarithm>(of_y.get(i), of_dy.get(i));
+      sums.add(term);
+    }
+    float sum[1] = {sums.template share<1>(place.thread, part.shift, 0, shifted)};
+    reduction.template reduce_in_cta<Sum, 0>(sum);
+    reduction.gather(sum);
+    const float of_row = reduce_lanes<Sum, Config::ctas_per_row>(sum[0]);
+    if constexpr (Config::has_dsink) {
+      if (place.thread == 0 && place.rank == 0) {
+        static_cast<float*>(params.row_partials)[row] =
+            sink_gradient(params, row, of_row, sink_of<typename Config::Sink>(params, row));
+      }
+    }
+
+    // ---- dx
+    const int used = part.first(), blocks = part.all();
+#pragma unroll 1
+    for (int block = place.thread; block < blocks; block += threads) {
+      Vec<Output, N> result;
+      result.fill(0);
+      if (!Config::causal || (block >= used && block < stop)) {
+        Vec<Input, N> of_y;
+        Vec<Gradient, N> of_dy;
+        of_y.load_shared(staged_y + block * N);
+        of_dy.load_shared(staged_dy + block * N);
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+          float found[2];
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            found[j] = gradient_of<Config::logarithm, Output>(of_y.get(i + j), of_dy.get(i + j), of_row, params.scale);
+          }
+          result.set(i, found[0], found[1]);
+        }
+      }
+      part.store(result, dx, block, dx_aligned);
+    }
+    row += place.stride;
+    reduction.next_row();
+  } while (Config::repeats && row < params.rows);
+}
+
+}  // namespace trtc
