@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from .cache import DiskCache, parse_entry
+from .checks import path_of
 from .errors import PackError
 
 __all__ = ["pack", "unpack"]
@@ -48,7 +49,10 @@ def pack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
     ------
     PackError
         If the file cannot be written.
+    ArgumentError
+        If `path` is none.
     """
+    path = path_of(path, "path")
     packed, left_out = [], []
     beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
@@ -118,7 +122,10 @@ def unpack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
     ------
     PackError
         If the file is no pack or damaged, or the cache cannot be written.
+    ArgumentError
+        If `path` is none.
     """
+    path = path_of(path, "path")
     added: list[str] = []
     kept: list[str] = []
     try:

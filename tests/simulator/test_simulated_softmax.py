@@ -385,7 +385,7 @@ def test_a_new_length_in_a_bucket_makes_no_plan(monkeypatch, rng):
         monkeypatch.setattr(made, "_plan", None)
         native = _native.Operator(
             "softmax", dispatch.native_arguments(operator.arguments),
-            lambda *request: asked.append(request[3]) or plan(*request),
+            lambda *request: asked.append(request[3]) or plan(*request), operator._check,
             lambda values: arrays.call(native, operator.arguments, values, dispatch._simulating_on_host),
             arrays.framework_of, dispatch._chosen, BUCKETS,
         )  # fmt: skip

@@ -386,7 +386,7 @@ def test_parameters_of_another_size_are_refused(writes, manager):
     for wrong in (packed[:-1], packed + b"\0", b""):
         with pytest.raises(ArgumentError, match=f"writes takes 16 bytes of parameters; {len(wrong)} were given"):
             kernel.launch_plain(ONE, (32, 1, 1), wrong)
-    with pytest.raises(TypeError, match="values for out, value expected"):
+    with pytest.raises(ArgumentError, match="values for out, value expected"):
         kernel.launch_plain(ONE, (32, 1, 1), {"out": out})
     with pytest.raises(ArgumentError, match="out must be an address or a numpy array"):
         kernel.launch_plain(ONE, (32, 1, 1), {"out": [1, 2], "value": 3})

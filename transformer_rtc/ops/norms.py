@@ -91,6 +91,9 @@ class _NormFamily:
         "layer_norm_backward": ("layer_norm", ""),
     }
 
+    def check(self, request: Request) -> None:
+        _check(request)
+
     def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         _check(request)
         if "backward" in request.operator:
@@ -204,7 +207,7 @@ def _forward_operator(name: str) -> Operator:
     arguments += [
         Argument("weight", "columns", _FLOATS, optional=True),
         Argument("bias", "columns", _FLOATS, optional=True),
-        Argument("eps", "real"),
+        Argument("eps", "non_negative"),
         Argument("weight_offset", "real"),
         Argument("out", "rows_out", types, like="residual" if adds == "after" else ""),
         Argument("out_dtype", "dtype_out", types, of=("out",)),
@@ -215,7 +218,7 @@ def _forward_operator(name: str) -> Operator:
         arguments.append(Argument("mean", "row_values", (FLOAT32,)))
     arguments.append(Argument("rstd", "row_values", (FLOAT32,)))
     if adds != "after":
-        arguments += [*_SCALING, Argument("row_scale", "row_values", (FLOAT32,))]
+        arguments += [*_SCALING, Argument("row_scale", "row_values", (FLOAT32,), called="row_scaling")]
     return Operator(name, _FAMILY, (*arguments, *_LAST))
 
 
@@ -229,7 +232,7 @@ def _backward_operator(name: str) -> Operator:
             Argument("dy", "rows", _FLOATS),
             Argument("x", "rows", _FLOATS),
             Argument("weight", "columns", _FLOATS, optional=True),
-            Argument("eps", "real"),
+            Argument("eps", "non_negative"),
             *(Argument(statistic, "row_inputs", (FLOAT32,), optional=True) for statistic in statistics),
             Argument("dresidual", "rows", _FLOATS, optional=True),
             Argument("weight_offset", "real"),
@@ -288,7 +291,7 @@ def rms_norm(
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         One for all rows, or one for each head of an x [..., heads, hidden]. None: 1, whatever `weight_offset`.
     eps : float
-        Added to the mean of squares.
+        Added to the mean of squares; not negative.
     bias : array like weight, optional
         None: 0.
     weight_offset : float
