@@ -855,6 +855,20 @@ def test_meta_and_sparse_tensors_are_refused(torch):
             rms_norm(x)
 
 
+def test_what_else_torch_has_is_no_array(torch):
+    for x in (torch.float32, torch.nn.Linear(2, 2), torch.Size((4, 64)), torch.device("cpu"), torch.Tensor):
+        with pytest.raises(ArgumentError, match=r"^rms_norm: x must be an array"):
+            rms_norm(x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_a_nested_or_quantized_tensor_is_refused(torch):
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x "):
+        rms_norm(torch.nested.nested_tensor([torch.ones(4), torch.ones(8)]))
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x is a tensor without memory of its own: .*QInt types[^\n]*$"):
+        rms_norm(torch.quantize_per_tensor(torch.ones(4, 64), 0.1, 0, torch.qint8))
+
+
 @pytest.mark.parametrize("name", ["float64", "int32", "complex64", "bool", "float8_e4m3fn"])
 def test_a_tensor_of_another_type_is_refused(torch, name):
     with pytest.raises(ArgumentError, match=rf"^rms_norm: x must be one of {NAMES}; it is (torch\.)?{name}"):

@@ -432,7 +432,8 @@ def _framework_type(array: object, argument: str) -> type[_Framework]:
         # Not everything of a package is an array, such as torch.float32 or a module.
         if found is not None and isinstance(array, getattr(sys.modules.get(package), name, ())):
             return found
-    if hasattr(array, "__dlpack__") or hasattr(array, "__cuda_array_interface__"):
+    speaks = hasattr(array, "__dlpack__") or hasattr(array, "__cuda_array_interface__")
+    if speaks and not isinstance(array, type):
         return _Protocol
     raise ArgumentError(
         f"{argument} must be an array (torch, CuPy, JAX, numpy, or one with __dlpack__ or __cuda_array_interface__); "
@@ -619,9 +620,9 @@ def call(
             arrays.append((argument.role, argument.name, None))
         elif argument.role in _GIVEN:
             if value is None and argument.role not in _WRITTEN and not argument.optional:
-                raise ArgumentError(f"{name}: {argument.name} must be an array; it is None")
-            arrays.append((argument.role, f"{name}: {argument.name}", value))
-            accepted[f"{name}: {argument.name}"] = argument.dtypes
+                raise ArgumentError(f"{name}: {argument.keyword} must be an array; it is None")
+            arrays.append((argument.role, f"{name}: {argument.keyword}", value))
+            accepted[f"{name}: {argument.keyword}"] = argument.dtypes
 
     _, first_name, first = arrays[0]
     kind = _framework_type(first, first_name)

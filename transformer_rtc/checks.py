@@ -6,7 +6,7 @@ import os
 
 from .errors import ArgumentError, shown
 
-__all__ = ["check_flag", "check_integer", "is_integer", "path_of"]
+__all__ = ["check_flag", "check_integer", "check_type", "is_integer", "path_of"]
 
 
 def is_integer(value: object, least: int, most: int) -> bool:
@@ -24,6 +24,12 @@ def check_flag(value: object, name: str) -> None:
     """Refuse what is no bool."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} is {shown(value)}; it takes True or False")
+
+
+def check_type(value: object, type_: type, name: str) -> None:
+    """Refuse what is no instance of a type."""
+    if not isinstance(value, type_):
+        raise ArgumentError(f"{name} is {shown(value)}; it takes a {type_.__name__}")
 
 
 def path_of(path: object, name: str) -> str:

@@ -282,10 +282,20 @@ class Operator:
     buckets : sequence of int
         Numbers of columns, ascending to the largest that there may be: rows of up to one of them have the same kernels,
         which are asked for with it. Empty: each number of columns has its own.
+    form_of : str
+        The operator whose kernels it asks for, of a function that calls the same arguments by other names.
     """
 
-    def __init__(self, name: str, family: Family, arguments: Sequence[Argument], buckets: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        family: Family,
+        arguments: Sequence[Argument],
+        buckets: Sequence[int] = (),
+        form_of: str = "",
+    ) -> None:
         self.name = name
+        self.asks_for = form_of or name
         self.family = family
         self.arguments = tuple(arguments)
         self.buckets = tuple(buckets)
@@ -304,7 +314,8 @@ class Operator:
             self.buckets,
         )
         self.call: Callable[..., object] = self.native.entry()
-        _operators[name] = self
+        if not form_of:
+            _operators[name] = self
 
     def _asked(
         self,
@@ -319,7 +330,7 @@ class Operator:
         """Return what the native call asks a plan for, and where it would run."""
         dtypes = {name: DTYPES.get(dtype) for name, dtype in zip(self._arrays, dtype_ids, strict=True)}
         flagged = frozenset(name for number, name in enumerate(self._flags) if flags >> number & 1)
-        request = Request(self.name, dtypes, columns, per_head, margin, flagged)
+        request = Request(self.asks_for, dtypes, columns, per_head, margin, flagged)
         simulated = _simulated[implementation - _SIMULATOR] if implementation >= _SIMULATOR else None
         if simulated and device != arrays.HOST:
             raise ArgumentError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from . import _native
-from .checks import check_flag, check_integer, is_integer
+from .checks import check_flag, check_integer, check_type, is_integer
 from .errors import ArgumentError, DriverError, LaunchError, shown
 from .simulator import SimulatedDevice
 from .spec import ARCHITECTURES, DeviceLimits, Params
@@ -101,11 +101,6 @@ def _check_dim3(size: object, name: str) -> None:
     """Refuse what is no size of a grid, a block or a cluster."""
     if not (isinstance(size, tuple) and len(size) == 3 and all(is_integer(one, 0, 2**32 - 1) for one in size)):
         raise ArgumentError(f"{name} is {shown(size)}; it takes a tuple of three integers from 0 to 2**32 - 1")
-
-
-def _check_config(config: object) -> None:
-    if not isinstance(config, LaunchConfig):
-        raise ArgumentError(f"config is {shown(config)}; it takes a LaunchConfig")
 
 
 class Function(Protocol):
@@ -213,7 +208,7 @@ class Kernel:
         LaunchError
             If not one cluster, or for a cooperative launch not one CTA, can be resident.
         """
-        _check_config(config)
+        check_type(config, LaunchConfig, "config")
         # Never lowered: another thread's launch may need what is set.
         if config.dynamic_shared_memory > self.max_dynamic_shared_memory:
             self.max_dynamic_shared_memory = config.dynamic_shared_memory
@@ -270,7 +265,7 @@ class Kernel:
         return dict(params)
 
     def _check(self, config: LaunchConfig, packed: bytes, stream: int) -> None:
-        _check_config(config)
+        check_type(config, LaunchConfig, "config")
         check_integer(stream, "stream", most=2**64 - 1)
         if len(packed) != self.params.size:
             raise ArgumentError(f"{self.symbol} takes {self.params.size} bytes of parameters; {len(packed)} were given")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from . import compiler, sources, static, usage
 from . import launch as gpu
 from .cache import DiskCache, digest
-from .checks import is_integer
+from .checks import check_type, is_integer
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -36,11 +36,6 @@ _T = TypeVar("_T")
 Device = int | SimulatedDevice
 
 
-def _check_spec(spec: object) -> None:
-    if not isinstance(spec, KernelSpec):
-        raise ArgumentError(f"spec is {shown(spec)}; it takes a KernelSpec")
-
-
 def _check_device(device: object) -> None:
     if not isinstance(device, SimulatedDevice):
         gpu.check_ordinal(device)
@@ -48,7 +43,7 @@ def _check_device(device: object) -> None:
 
 def _target_of(spec: object, target: object) -> Target:
     """Return the target of an architecture, or the one that is given."""
-    _check_spec(spec)
+    check_type(spec, KernelSpec, "spec")
     if isinstance(target, Target):
         return target
     if not is_integer(target, 1, 999):
@@ -181,6 +176,11 @@ class KernelManager:
         identity: Callable[[], str] = compiler.compiler_identity,
         options: Settings = settings,
     ) -> None:
+        check_type(cache, DiskCache, "cache")
+        check_type(options, Settings, "options")
+        for name, function in (("compile_program", compile_program), ("identity", identity)):
+            if not callable(function):
+                raise ArgumentError(f"{name} is {shown(function)}; it takes a callable")
         self.cache = cache
         self.counts: Counter[str] = Counter()
         self._compile_program = compile_program
@@ -242,7 +242,7 @@ class KernelManager:
         ArgumentError
             If an argument is not as described.
         """
-        _check_spec(spec)
+        check_type(spec, KernelSpec, "spec")
         return self._load(spec, spec.symbol, spec.params, device, lambda target: self.image(spec, target))
 
     def get_static(
@@ -321,7 +321,7 @@ class KernelManager:
 
     def is_compiled(self, spec: KernelSpec, device: Device) -> bool:
         """Whether `get` would not compile."""
-        _check_spec(spec)
+        check_type(spec, KernelSpec, "spec")
         _check_device(device)
         if (spec, device) in self._kernels:
             return True

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from .cache import DiskCache, parse_entry
-from .checks import path_of
+from .checks import check_type, path_of
 from .errors import PackError
 
 __all__ = ["pack", "unpack"]
@@ -50,8 +50,9 @@ def pack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
     PackError
         If the file cannot be written.
     ArgumentError
-        If `path` is none.
+        If `cache` or `path` is none.
     """
+    check_type(cache, DiskCache, "cache")
     path = path_of(path, "path")
     packed, left_out = [], []
     beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
@@ -123,8 +124,9 @@ def unpack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
     PackError
         If the file is no pack or damaged, or the cache cannot be written.
     ArgumentError
-        If `path` is none.
+        If `cache` or `path` is none.
     """
+    check_type(cache, DiskCache, "cache")
     path = path_of(path, "path")
     added: list[str] = []
     kept: list[str] = []

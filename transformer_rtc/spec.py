@@ -177,7 +177,7 @@ class Params:
     def __init__(self, fields: Iterable[Field]) -> None:
         try:
             self.fields = tuple(fields)
-        except TypeError:
+        except Exception:  # an __iter__ of the caller's
             raise ArgumentError(f"fields is {shown(fields)}; it takes Fields") from None
         self.offsets: dict[str, int] = {}
         code = "<"

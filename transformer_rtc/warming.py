@@ -134,7 +134,7 @@ def _sequence(value: Any, single: tuple[type, ...]) -> list[Any]:
         return [value]
     try:
         return list(value)
-    except TypeError:
+    except Exception:  # an __iter__ of the caller's
         return [value]
 
 

@@ -65,6 +65,12 @@ void put(char* params, int offset, T value) {
   std::memcpy(params + offset, &value, sizeof(T));
 }
 
+// Python's or numpy's.
+bool is_bool(PyObject* value) {
+  const char* type = Py_TYPE(value)->tp_name;
+  return PyBool_Check(value) || std::strcmp(type, "numpy.bool") == 0 || std::strcmp(type, "numpy.bool_") == 0;
+}
+
 // What a message says of a value: its repr may fail, or have no end.
 std::string shown(PyObject* value) {
   return py::module_::import("transformer_rtc.errors").attr("shown")(py::handle(value)).cast<std::string>();
@@ -155,7 +161,7 @@ void Operator::refuse(const std::string& argument, const std::string& what) cons
 void Operator::refuse_dtype(const Argument& argument, const std::string& given) const {
   std::string names;
   for (DtypeId accepted : argument.dtypes) names += (names.empty() ? "" : ", ") + dtype_name(accepted);
-  refuse(argument.name, "must be one of " + names + "; it is " + given);
+  refuse(argument.called, "must be one of " + names + "; it is " + given);
 }
 
 void Operator::check_dtype(const Argument& argument, DtypeId dtype) const {
@@ -184,10 +190,7 @@ DtypeId Operator::dtype_of(const Argument& argument, PyObject* object) {
 
 bool Operator::truth(const Argument& argument, PyObject* value) const {
   if (value == Py_True || value == Py_False) return value == Py_True;
-  const std::string type = Py_TYPE(value)->tp_name;
-  if (type != "numpy.bool" && type != "numpy.bool_") {
-    refuse(argument.called, "must be True or False; it is " + shown(value));
-  }
+  if (!is_bool(value)) refuse(argument.called, "must be True or False; it is " + shown(value));
   return PyObject_IsTrue(value) == 1;
 }
 
@@ -252,15 +255,16 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
       case Role::real:
       case Role::non_negative: {
         const double number = PyFloat_AsDouble(value);
-        if (PyBool_Check(value) || (number == -1.0 && PyErr_Occurred())) {
+        if (is_bool(value) || (number == -1.0 && PyErr_Occurred())) {
           PyErr_Clear();
-          refuse(argument.name, std::string("must be a real number; it is of type ") + Py_TYPE(value)->tp_name);
+          refuse(argument.called, std::string("must be a real number; it is of type ") + Py_TYPE(value)->tp_name);
         }
         if (!std::isfinite(static_cast<float>(number))) {
-          refuse(argument.name, "must be finite; it is " + std::to_string(static_cast<float>(number)) + " in float32");
+          refuse(argument.called,
+                 "must be finite; it is " + std::to_string(static_cast<float>(number)) + " in float32");
         }
         if (argument.role == Role::non_negative && number < 0) {
-          refuse(argument.name, "must not be negative; it is " + shown(value));
+          refuse(argument.called, "must not be negative; it is " + shown(value));
         }
         call.reals[real++] = number;
         break;
@@ -269,7 +273,7 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
         const Py_ssize_t number = PyBool_Check(value) ? INT64_MIN : PyNumber_AsSsize_t(value, nullptr);
         if (number < INT32_MIN || number > INT32_MAX || PyErr_Occurred()) {
           PyErr_Clear();
-          refuse(argument.name, "must be an integer of 32 bits; it is " + shown(value));
+          refuse(argument.called, "must be an integer of 32 bits; it is " + shown(value));
         }
         call.integers[integer++] = static_cast<int32_t>(number);
         break;
@@ -285,7 +289,7 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
         call.sm_margin = PyBool_Check(value) ? -1 : PyNumber_AsSsize_t(value, nullptr);
         if (call.sm_margin < 0) {
           PyErr_Clear();
-          refuse(argument.name, "must be a non-negative integer; it is " + shown(value));
+          refuse(argument.called, "must be a non-negative integer; it is " + shown(value));
         }
         break;
       case Role::stream:
@@ -317,10 +321,10 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     PyObject* object = arguments[array.position];
     if (array.made) continue;
     if (object == Py_None) {
-      if (array.required) refuse(argument.name, "must be an array; it is None");
+      if (array.required) refuse(argument.called, "must be an array; it is None");
       continue;
     }
-    const Framework& owner = framework(Py_TYPE(object), index, argument.name);
+    const Framework& owner = framework(Py_TYPE(object), index, argument.called);
     if (owner.api == nullptr || (api != nullptr && owner.api != api)) {
       slow = true;
       break;
@@ -330,13 +334,14 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     DLTensor tensor;
     if (api->tensor_from_object(object, &tensor) != 0) {
       py::error_already_set error;
-      refuse(argument.name, std::string("is a tensor without memory of its own: ") + error.what());
+      const std::string what = error.what();  // its other lines are a trace
+      refuse(argument.called, "is a tensor without memory of its own: " + what.substr(0, what.find('\n')));
     }
     if (tensor.device.type != kDLCUDA) {
       slow = true;
       break;
     }
-    if (tensor.dtype.lanes != 1) refuse(argument.name, "must not have a vector data type");
+    if (tensor.dtype.lanes != 1) refuse(argument.called, "must not have a vector data type");
     call.views[index] = view_of(tensor);
     call.objects[index] = object;
   }
@@ -359,10 +364,10 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
         py::object required = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, requires_grad));
         if (!required) throw PythonErrorSet{};
         if (required.ptr() == Py_True) {
-          refuse(argument.name,
+          refuse(argument.called,
                  "requires grad, and this operator records no gradient: call it under torch.no_grad() or "
                  "torch.inference_mode(), or pass " +
-                     argument.name + ".detach()");
+                     argument.called + ".detach()");
         }
       }
     }
@@ -409,8 +414,8 @@ const Plan& Operator::plan(const Call& call, const Layout& layout) {
 }
 
 void Operator::check_view(const Array& array, const View& view, const View& first, Layout& layout) const {
-  const std::string& name = array.argument->name;
-  const std::string& first_name = arguments_[0].name;
+  const std::string& name = array.argument->called;
+  const std::string& first_name = arguments_[0].called;
   const int64_t columns = first.shape[first.ndim - 1];
   check_dtype(*array.argument, view.dtype);
   if (view.device != first.device) {
@@ -481,7 +486,7 @@ void Operator::check_mask(const std::string& name, const View& view, const View&
     broadcasts = view.shape[i] == first.shape[missing + i] || (view.shape[i] == 1 && i + 1 < view.ndim);
   }
   if (!broadcasts) {
-    refuse(name, "must have the shape of " + arguments_[0].name + ", " + first.shape_text() +
+    refuse(name, "must have the shape of " + arguments_[0].called + ", " + first.shape_text() +
                      ", or one that is broadcast to it along dimensions before the last; it has " + view.shape_text());
   }
   if (view.size() > 0 && view.shape[view.ndim - 1] > 1 && view.stride(view.ndim - 1) != 1) {
@@ -510,7 +515,7 @@ void Operator::check_mask(const std::string& name, const View& view, const View&
 
 Operator::Layout Operator::check(Call& call) const {
   const View& first = call.views[0];
-  const std::string& first_name = arguments_[0].name;
+  const std::string& first_name = arguments_[0].called;
   if (first.ndim < 1) refuse(first_name, "must have at least one dimension; it is a scalar");
   Layout layout;
   const View* row_views[kMaxArrays];
@@ -521,10 +526,10 @@ Operator::Layout Operator::check(Call& call) const {
     results += call.wanted[i];
     if (call.objects[i] != nullptr) {
       if (array.wanted_by != nullptr && !call.wanted[i]) {
-        refuse(array.argument->name, "was given, but " + array.wanted_by->name + " is False");
+        refuse(array.argument->called, "was given, but " + array.wanted_by->name + " is False");
       }
       if (call.dtypes[i] != 0 && call.dtypes[i] != view.dtype) {
-        refuse(array.argument->name,
+        refuse(array.argument->called,
                "is " + dtype_name(view.dtype) + " where " + dtype_name(call.dtypes[i]) + " was asked for");
       }
       call.dtypes[i] = view.dtype;
@@ -552,7 +557,7 @@ Operator::Layout Operator::check(Call& call) const {
   if (!collapse_rows(row_views, row_count, geometry, strides)) {
     std::string names;
     for (int i = 0; i < row_count; ++i) {
-      names += (names.empty() ? "" : " and ") + arrays_[row_index[i]].argument->name;
+      names += (names.empty() ? "" : " and ") + arrays_[row_index[i]].argument->called;
     }
     refuse(names, "must have leading dimensions that collapse to at most two strides; the shape is " +
                       first.shape_text() + ": pass a contiguous array");
@@ -597,14 +602,14 @@ void Operator::check_overlap(const Call& call, const Layout& layout) const {
   const auto given = [&](size_t i) { return call.objects[i] != nullptr && call.views[i].size() > 0; };
   for (size_t out = 0; out < arrays_.size(); ++out) {
     if (!arrays_[out].written || !given(out)) continue;
-    const std::string& name = arrays_[out].argument->name;
+    const std::string& name = arrays_[out].argument->called;
     const View& a = call.views[out];
     const RowStrides& a_strides = layout.strides[out];
     if (arrays_[out].of_rows && rows_overlap(geometry, a_strides)) refuse(name, "has rows that overlap each other");
     for (size_t other = 0; other < arrays_.size(); ++other) {
       // Of two written arrays, the later one is told.
       if (!given(other) || (arrays_[other].written && other >= out)) continue;
-      const std::string& other_name = arrays_[other].argument->name;
+      const std::string& other_name = arrays_[other].argument->called;
       const View& b = call.views[other];
       const RowStrides& b_strides = layout.strides[other];
       if (!arrays_[out].of_rows || !arrays_[other].of_rows) {
@@ -651,14 +656,14 @@ void Operator::make_outputs(Call& call, Layout& layout, Allocator& allocator, Ou
 void Operator::check_margin(const Call& call, int64_t multiprocessors) const {
   for (const Argument& argument : arguments_) {
     if (argument.role == Role::sm_margin && call.sm_margin >= multiprocessors) {
-      refuse(argument.name, "must leave at least one of " + std::to_string(multiprocessors) +
-                                " multiprocessors; it is " + std::to_string(call.sm_margin));
+      refuse(argument.called, "must leave at least one of " + std::to_string(multiprocessors) +
+                                  " multiprocessors; it is " + std::to_string(call.sm_margin));
     }
   }
 }
 
 int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& plan) const {
-  const std::string& first_name = arguments_[0].name;
+  const std::string& first_name = arguments_[0].called;
   const bool in_turn = plan.max_groups < Plan::kAnyGroups;
   int64_t most = plan.max_groups;
   if (call.sm_margin > 0) {

@@ -222,19 +222,20 @@ def _forward_operator(name: str) -> Operator:
     return Operator(name, _FAMILY, (*arguments, *_LAST))
 
 
-def _backward_operator(name: str) -> Operator:
-    norm, _ = _NormFamily.OPERATORS[name]
+def _backward_operator(norm: str, form: str = "{}_backward", x: str = "", dresidual: str = "") -> Operator:
+    """Return a backward operator, or a form of it that calls x and dresidual by other names."""
+    name, of = form.format(norm), f"{norm}_backward"
     statistics = ("mean", "rstd") if norm == "layer_norm" else ("rstd",)
     return Operator(
         name,
         _FAMILY,
         (
             Argument("dy", "rows", _FLOATS),
-            Argument("x", "rows", _FLOATS),
+            Argument("x", "rows", _FLOATS, called=x),
             Argument("weight", "columns", _FLOATS, optional=True),
             Argument("eps", "non_negative"),
             *(Argument(statistic, "row_inputs", (FLOAT32,), optional=True) for statistic in statistics),
-            Argument("dresidual", "rows", _FLOATS, optional=True),
+            Argument("dresidual", "rows", _FLOATS, optional=True, called=dresidual),
             Argument("weight_offset", "real"),
             Argument("out", "rows_out", _FLOATS, like="x"),
             Argument("out_dtype", "dtype_out", _FLOATS, of=("out",)),
@@ -244,6 +245,7 @@ def _backward_operator(name: str) -> Operator:
             Argument("dweight_dtype", "dtype_out", _FLOATS, of=("dweight", "dbias")),
             *_LAST,
         ),
+        form_of="" if name == of else of,
     )
 
 
@@ -253,8 +255,12 @@ _add_rms_norm = _forward_operator("add_rms_norm").call
 _add_layer_norm = _forward_operator("add_layer_norm").call
 _rms_norm_add = _forward_operator("rms_norm_add").call
 _layer_norm_add = _forward_operator("layer_norm_add").call
-_rms_norm_backward = _backward_operator("rms_norm_backward").call
-_layer_norm_backward = _backward_operator("layer_norm_backward").call
+_rms_norm_backward = _backward_operator("rms_norm").call
+_layer_norm_backward = _backward_operator("layer_norm").call
+_add_rms_norm_backward = _backward_operator("rms_norm", "add_{}_backward", x="s", dresidual="ds").call
+_add_layer_norm_backward = _backward_operator("layer_norm", "add_{}_backward", x="s", dresidual="ds").call
+_rms_norm_add_backward = _backward_operator("rms_norm", "{}_add_backward").call
+_layer_norm_add_backward = _backward_operator("layer_norm", "{}_add_backward").call
 for _norm in ("rms_norm", "layer_norm"):
     add_form(f"add_{_norm}_backward", f"{_norm}_backward", "dresidual")
     add_form(f"{_norm}_add_backward", f"{_norm}_backward")
@@ -737,7 +743,24 @@ def layer_norm_backward(
     )  # fmt: skip
 
 
-def add_rms_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: float = 1e-6, **options: Any) -> Any:
+def add_rms_norm_backward(
+    dy: Any,
+    ds: Any,
+    s: Any,
+    weight: Any = None,
+    eps: float = 1e-6,
+    *,
+    rstd: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `add_rms_norm`, whose outputs are y and s.
 
     x and residual have the same gradient, ``rms_norm_backward(dy, s, weight, eps, dresidual=ds)``: one launch adds ds.
@@ -750,8 +773,8 @@ def add_rms_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: flo
         What the forward call returned.
     weight, eps
         The forward call's.
-    **options
-        As `rms_norm_backward` takes them, but for dresidual.
+    Others
+        As `rms_norm_backward` takes them.
 
     Returns
     -------
@@ -765,10 +788,33 @@ def add_rms_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: flo
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    return rms_norm_backward(dy, s, weight, eps, dresidual=ds, **options)
+    if return_dweight is None:
+        return_dweight = weight is not None
+    return _add_rms_norm_backward(
+        dy, s, weight, eps, rstd, ds, weight_offset, out, out_dtype, return_dx, return_dweight, return_dbias,
+        dweight_dtype, sm_margin, stream,
+    )  # fmt: skip
 
 
-def add_layer_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: float = 1e-5, **options: Any) -> Any:
+def add_layer_norm_backward(
+    dy: Any,
+    ds: Any,
+    s: Any,
+    weight: Any = None,
+    eps: float = 1e-5,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `add_layer_norm`, whose outputs are y and s.
 
     x and residual have the same gradient, ``layer_norm_backward(dy, s, weight, eps, dresidual=ds)``.
@@ -777,8 +823,8 @@ def add_layer_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: f
     ----------
     dy, ds, s, weight, eps
         As `add_rms_norm_backward` takes them.
-    **options
-        As `layer_norm_backward` takes them, but for dresidual.
+    Others
+        As `layer_norm_backward` takes them.
 
     Returns
     -------
@@ -792,17 +838,41 @@ def add_layer_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: f
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    return layer_norm_backward(dy, s, weight, eps, dresidual=ds, **options)
+    if return_dweight is None:
+        return_dweight = weight is not None
+    if return_dbias is None:
+        return_dbias = weight is not None
+    return _add_layer_norm_backward(
+        dy, s, weight, eps, mean, rstd, ds, weight_offset, out, out_dtype, return_dx, return_dweight,
+        return_dbias, dweight_dtype, sm_margin, stream,
+    )  # fmt: skip
 
 
-def rms_norm_add_backward(dy: Any, x: Any, weight: Any = None, eps: float = 1e-6, **options: Any) -> Any:
+def rms_norm_add_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-6,
+    *,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `rms_norm_add` but for residual's, which is dy: those of `rms_norm`.
 
     Parameters
     ----------
     dy, x, weight, eps
         As `rms_norm_backward` takes them.
-    **options
+    Others
         Likewise.
 
     Returns
@@ -817,17 +887,40 @@ def rms_norm_add_backward(dy: Any, x: Any, weight: Any = None, eps: float = 1e-6
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    return rms_norm_backward(dy, x, weight, eps, **options)
+    if return_dweight is None:
+        return_dweight = weight is not None
+    return _rms_norm_add_backward(
+        dy, x, weight, eps, rstd, dresidual, weight_offset, out, out_dtype, return_dx, return_dweight, return_dbias,
+        dweight_dtype, sm_margin, stream,
+    )  # fmt: skip
 
 
-def layer_norm_add_backward(dy: Any, x: Any, weight: Any = None, eps: float = 1e-5, **options: Any) -> Any:
+def layer_norm_add_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-5,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `layer_norm_add` but for residual's, which is dy: those of `layer_norm`.
 
     Parameters
     ----------
     dy, x, weight, eps
         As `layer_norm_backward` takes them.
-    **options
+    Others
         Likewise.
 
     Returns
@@ -842,4 +935,11 @@ def layer_norm_add_backward(dy: Any, x: Any, weight: Any = None, eps: float = 1e
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    return layer_norm_backward(dy, x, weight, eps, **options)
+    if return_dweight is None:
+        return_dweight = weight is not None
+    if return_dbias is None:
+        return_dbias = weight is not None
+    return _layer_norm_add_backward(
+        dy, x, weight, eps, mean, rstd, dresidual, weight_offset, out, out_dtype, return_dx, return_dweight,
+        return_dbias, dweight_dtype, sm_margin, stream,
+    )  # fmt: skip
