@@ -315,7 +315,7 @@ def rms_norm(
         For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale; NaN
         if there is one.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``. These three are TransformerEngine's.
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
     row_scaling : bool
         For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
         largest number of the type, 1 for a row of zeros; and these scales are returned: ``y = out * row_scale``.
