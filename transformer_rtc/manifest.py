@@ -128,7 +128,7 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
     if not isinstance(given, dict) or not given.keys() <= set(names):
         raise refuse(f"dtypes is {given!r}; it must have data types of {', '.join(names)}")
     for array, dtype in given.items():
-        if dtype is not None and dtype not in _BY_NAME:
+        if dtype is not None and not (isinstance(dtype, str) and dtype in _BY_NAME):
             raise refuse(f"the data type of {array} is {dtype!r}; it must be one of {', '.join(_BY_NAME)}")
     flags = {flag: fields.get(flag, False) for flag in ("per_head", "margin")}
     numbers = {"columns": fields["columns"], "max_ctas_per_row": fields.get("max_ctas_per_row", _MOST_CTAS)}
