@@ -13,6 +13,7 @@ import numpy as np
 import reference
 import softmax_reference
 from bad_values import FUNCTIONS, parameters_of, refused_by
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import NUMPY_TYPES, Expected
 
@@ -341,3 +342,24 @@ def _softmax(call: Call, given: Mapping[str, Any]) -> dict[str, Expected]:
     if given.get("return_lse", False):
         found["lse"] = like(made["lse"], first.shape[:-1])
     return found
+
+
+def hold_calls(count: int) -> None:
+    """Make so many calls, and hold each to one of its ends."""
+    ended: Counter[str] = Counter()
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(calls())
+    def one(call: Call) -> None:
+        run(call, ended)
+
+    one()
+    # It has tried both ends, and of every function the right one.
+    assert all(ended[name] for name in FUNCTIONS), ended
+    assert count / 5 < ended["refused"] < 4 * count / 5, ended

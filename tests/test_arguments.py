@@ -531,8 +531,9 @@ def test_types_that_do_not_go_together_are_refused(name, static):
         family.static(request) if static else family.specialise(request, ARCHITECTURES[90])
 
 
-def test_what_a_user_meets_is_the_familys_refusal():
-    x = np.ones((4, 64), np.float32)
+@pytest.mark.parametrize("rows", [4, 0])
+def test_what_a_user_meets_is_the_familys_refusal_with_rows_and_without(rows):
+    x = np.ones((rows, 64), np.float32)
     one = np.ones(1, np.float32)
     with using("simulator"):
         for call, message in (
@@ -544,7 +545,7 @@ def test_what_a_user_meets_is_the_familys_refusal():
                 "add_rms_norm: residual_out must be float16 like residual; it is float32",
             ),
             (
-                lambda: transformer_rtc.layer_norm_backward(x, x, rstd=np.ones(4, np.float32)),
+                lambda: transformer_rtc.layer_norm_backward(x, x, rstd=np.ones(rows, np.float32)),
                 "layer_norm_backward: mean and rstd must be given together",
             ),
             (
@@ -556,6 +557,22 @@ def test_what_a_user_meets_is_the_familys_refusal():
                 "rms_norm_backward: nothing is asked for",
             ),
             (lambda: rms_norm(x, sm_margin=10**6), "rms_norm: sm_margin must leave at least one of"),
+            (
+                lambda: transformer_rtc.softmax(x, mask_keeps=True),
+                "softmax: mask_keeps needs a mask of bool or uint8; there is none",
+            ),
+            (
+                lambda: transformer_rtc.softmax(x, causal="upper_triangular"),
+                "softmax: causal='upper_triangular' needs as many queries as keys",
+            ),
+            (
+                lambda: transformer_rtc.softmax_backward(x, x, return_dsink=True),
+                "softmax_backward: return_dsink needs sink and lse; sink is None",
+            ),
+            (
+                lambda: rms_norm(x, scale=one, amax=one, out_dtype="float8_e4m3fn"),
+                "rms_norm: amax must not overlap scale",
+            ),
         ):
             with pytest.raises(ArgumentError, match=f"^{message}"):
                 call()
