@@ -84,11 +84,25 @@ def _values(
         return values.astype(dtype)
 
 
+class Producer:
+    """An array of nobody's, that speaks DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **_: object) -> object:
+        return self.array.__dlpack__()
+
+
 class Call:
     """One call, and what of it may be written."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.by_dlpack = False
         self.given: dict[str, Any] = {}
         self.placed: dict[str, Placed] = {}
 
@@ -97,13 +111,29 @@ class Call:
             name: f"{value.dtype}{value.shape} strides {value.strides}" if isinstance(value, np.ndarray) else value
             for name, value in self.given.items()
         }
-        return f"{self.name}({shown})"
+        return f"{self.name}({shown}{', by DLPack' * self.by_dlpack})"
+
+    def make(self) -> object:
+        """Make it, and return what it gives."""
+        if not self.by_dlpack:
+            return FUNCTIONS[self.name](**self.given)
+        given = {
+            name: Producer(value) if isinstance(value, np.ndarray) else value for name, value in self.given.items()
+        }
+        result = FUNCTIONS[self.name](**given)
+        results = [one.array if isinstance(one, Producer) else one for one in _tuple(result)]
+        return tuple(results) if isinstance(result, tuple) else results[0]
+
+
+def _tuple(result: object) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
     """Draw a call; in about a third of them some arguments are of the table of bad ones."""
     call = Call(draw(st.sampled_from(sorted(FUNCTIONS))))
+    call.by_dlpack = draw(st.integers(0, 7)) == 7
     parameters = parameters_of(call.name)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     leading = draw(st.lists(st.sampled_from([2, 3, 1, 4, 5, 2, 3, 0]), max_size=4))
@@ -229,7 +259,7 @@ def run(call: Call, ended: Counter[str]) -> None:
     places = {id(place): place for place in call.placed.values()}
     before = {key: place.base.copy() for key, place in places.items()}
     try:
-        result = FUNCTIONS[call.name](**call.given)
+        result = call.make()
     except TransformerRtcError:
         ended["refused"] += 1
         for key, place in places.items():
@@ -252,7 +282,7 @@ def run(call: Call, ended: Counter[str]) -> None:
     for key, place in places.items():
         if not any(call.placed.get(name) is place for name in _written(call)):
             assert place.base.tobytes() == before[key].tobytes(), f"{call!r} wrote an input"
-    results = result if isinstance(result, tuple) else (result,)
+    results = _tuple(result)
     expected = _softmax(call, inputs) if "softmax" in call.name else _norm(call, inputs)
     names = [name for name in expected if name not in ("amax", "scale_inv")]
     assert len(names) == len(results), f"{call!r} returned {len(results)} arrays"
