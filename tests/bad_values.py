@@ -25,7 +25,7 @@ class Hostile:
 
     __repr__ = __str__ = __bool__ = __hash__ = __eq__ = __len__ = __iter__ = _fail  # type: ignore[assignment]
     __index__ = __int__ = __float__ = __fspath__ = __call__ = __getitem__ = _fail
-    __cuda_stream__ = __array__ = _fail
+    __getattr__ = _fail
 
 
 class Protocol:

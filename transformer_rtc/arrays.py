@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _native
+from .checks import attribute
 from .errors import AllocationError, ArgumentError, DeviceNotFoundError, shown
 from .spec import BFLOAT16, BOOL, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, UINT8, DType
 
@@ -432,8 +433,8 @@ def _framework_type(array: object, argument: str) -> type[_Framework]:
         # Not everything of a package is an array, such as torch.float32 or a module.
         if found is not None and isinstance(array, getattr(sys.modules.get(package), name, ())):
             return found
-    speaks = hasattr(array, "__dlpack__") or hasattr(array, "__cuda_array_interface__")
-    if speaks and not isinstance(array, type):
+    protocols = (attribute(array, name) for name in ("__dlpack__", "__cuda_array_interface__"))
+    if not isinstance(array, type) and any(protocol is not None for protocol in protocols):
         return _Protocol
     raise ArgumentError(
         f"{argument} must be an array (torch, CuPy, JAX, numpy, or one with __dlpack__ or __cuda_array_interface__); "
@@ -455,14 +456,11 @@ def stream_handle(stream: object, operator: str) -> int:
     """
     handles: list[object] = []
     with contextlib.suppress(Exception):  # another package's code
-        protocol = getattr(stream, "__cuda_stream__", None)
+        protocol = attribute(stream, "__cuda_stream__")
         answer = protocol() if callable(protocol) else protocol
         if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0:
             handles.append(answer[1])
-    handles.append(stream)
-    for attribute in ("cuda_stream", "ptr"):
-        with contextlib.suppress(Exception):
-            handles.append(getattr(stream, attribute, None))
+    handles += [stream, attribute(stream, "cuda_stream"), attribute(stream, "ptr")]
     for handle in handles:
         if isinstance(handle, int) and not isinstance(handle, bool) and 0 <= handle < 2**64:
             return handle

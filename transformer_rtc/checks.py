@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from .errors import ArgumentError, shown
 
-__all__ = ["check_flag", "check_integer", "check_type", "is_integer", "path_of"]
+__all__ = ["attribute", "check_flag", "check_integer", "check_type", "is_integer", "path_of"]
+
+
+def attribute(value: object, name: str) -> Any:
+    """Return an attribute; None where there is none, or where whoever made the object fails to give it."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # another package's code
+        return None
 
 
 def is_integer(value: object, least: int, most: int) -> bool:

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from . import _native, arrays, compiler, static, usage
+from .checks import attribute
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -532,7 +533,7 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
     DeviceNotFoundError
         If there is no such device.
     """
-    name = getattr(op, "__name__", None)
+    name = attribute(op, "__name__")
     form = forms().get(name) if isinstance(name, str) else None
     if form is None:
         raise ArgumentError(f"op is {shown(op)}; it takes {', '.join(forms())} of transformer_rtc")

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _native, manifest
 from .arrays import dtype_id
-from .checks import check_flag, is_integer
+from .checks import attribute, check_flag, is_integer
 from .dispatch import Argument, Asked, Request, forms, operators
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .launch import device_limits
@@ -158,7 +158,7 @@ def _requests(
     if not functions and (kinds or sizes or arguments):
         raise ArgumentError("dtypes, hidden_sizes and arguments are those of operators, and none is named")
     for operator in functions:
-        name = operator if isinstance(operator, str) else getattr(operator, "__name__", None)
+        name = operator if isinstance(operator, str) else attribute(operator, "__name__")
         if not isinstance(name, str) or name not in public:
             raise ArgumentError(f"operators has {shown(operator)}; it takes {', '.join(public)}")
         if not kinds or not sizes:
