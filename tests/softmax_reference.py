@@ -115,7 +115,7 @@ def sink_gradient(dy, y, sink, lse, within=None, logarithm=False) -> Expected:
         bound = p * np.abs(terms).sum(axis=-1) * (LONGEST + 2 + np.abs(distance)) * U
     axes = tuple(i for i in range(of_row.ndim) if i != of_row.ndim - 2)
     # And the rows are added up: a thread's, then the threads'.
-    rows = (LONGEST + of_row.size / len(sink) / 256) * U * np.abs(of_row)
+    rows = (LONGEST + of_row.size / max(1, len(sink)) / 256) * U * np.abs(of_row)
     return Expected(of_row.sum(axis=axes), (bound + rows).sum(axis=axes) + SMALLEST)
 
 

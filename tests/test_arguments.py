@@ -33,7 +33,6 @@ FLOAT64 = 2 << 8 | 64
 INT32 = 32
 BASE = 1 << 32  # an address, far from the others
 NAMES = "float32, float16, bfloat16"
-KNOWN = ", ".join(dtype.name for dtype in DTYPES.values())
 OUTPUTS = ", ".join(dtype.name for dtype in DTYPES.values() if dtype not in (BOOL, UINT8))
 
 
@@ -174,10 +173,10 @@ REFUSED = {
     "a list of eps": ({"eps": [1e-6]}, "eps must be a real number; it is of type list"),
     "weight_offset of NaN": ({"weight_offset": float("-nan")}, "weight_offset must be finite"),
     "weight_offset of a string": ({"weight_offset": "1"}, "weight_offset must be a real number; it is of type str"),
-    "out_dtype of float64": ({"out_dtype": "float64"}, f"a data type must be one of {KNOWN}; it is 'float64'"),
-    "out_dtype of int": ({"out_dtype": np.int32}, f"a data type must be one of {KNOWN}"),
-    "out_dtype of nonsense": ({"out_dtype": "nonsense"}, f"a data type must be one of {KNOWN}; it is 'nonsense'"),
-    "an unhashable out_dtype": ({"out_dtype": {}}, f"a data type must be one of {KNOWN}"),
+    "out_dtype of float64": ({"out_dtype": "float64"}, f"out_dtype must be one of {OUTPUTS}; it is 'float64'"),
+    "out_dtype of int": ({"out_dtype": np.int32}, f"out_dtype must be one of {OUTPUTS}"),
+    "out_dtype of nonsense": ({"out_dtype": "nonsense"}, f"out_dtype must be one of {OUTPUTS}; it is 'nonsense'"),
+    "an unhashable out_dtype": ({"out_dtype": {}}, f"out_dtype must be one of {OUTPUTS}"),
     "out and another out_dtype": (
         {"out": out(), "out_dtype": "float32"},
         "out is bfloat16 where float32 was asked for",
@@ -194,7 +193,7 @@ def test_a_call_without_faults_reaches_its_plan(check):
 def test_bad_arguments_are_refused_by_name(check, name):
     changes, message = REFUSED[name]
     arguments = {"x": view(), "weight": weight(), "out": None, **changes}
-    with pytest.raises(ArgumentError, match=f"^rms_norm: {message}" if "out_dtype" not in name else message):
+    with pytest.raises(ArgumentError, match=f"^rms_norm: {message}"):
         check(**arguments)
 
 
@@ -271,7 +270,7 @@ def test_the_plan_gets_the_types_of_what_is_there(check):
     assert check(x, w, y) == (0, 0, ids("rms_norm", types), 64, False, False, 0)
     assert check(x)[2] == ids("rms_norm", {"x": FLOAT32, "out": FLOAT32})
     types = {"x": FLOAT32, "out": FLOAT16, "rstd": FLOAT32}
-    assert check(x, out_dtype="float16", rstd=1)[2] == ids("rms_norm", types)
+    assert check(x, out_dtype="float16", rstd=True)[2] == ids("rms_norm", types)
 
 
 @pytest.mark.parametrize("name", ["using static", "using rtc"])
@@ -317,7 +316,7 @@ def test_a_number_beyond_float32_is_refused(check, name, number):
 
 @pytest.mark.parametrize("dtype", ["f4,{", [("a", "f4"), ("a", "f4")]])
 def test_an_out_dtype_that_numpy_cannot_read_is_refused(check, dtype):
-    with pytest.raises(ArgumentError, match=f"a data type must be one of {KNOWN}"):
+    with pytest.raises(ArgumentError, match=f"^rms_norm: out_dtype must be one of {OUTPUTS}"):
         check(view(), out_dtype=dtype)
 
 
@@ -532,8 +531,9 @@ def test_types_that_do_not_go_together_are_refused(name, static):
         family.static(request) if static else family.specialise(request, ARCHITECTURES[90])
 
 
-def test_what_a_user_meets_is_the_familys_refusal():
-    x = np.ones((4, 64), np.float32)
+@pytest.mark.parametrize("rows", [4, 0])
+def test_what_a_user_meets_is_the_familys_refusal_with_rows_and_without(rows):
+    x = np.ones((rows, 64), np.float32)
     one = np.ones(1, np.float32)
     with using("simulator"):
         for call, message in (
@@ -545,7 +545,7 @@ def test_what_a_user_meets_is_the_familys_refusal():
                 "add_rms_norm: residual_out must be float16 like residual; it is float32",
             ),
             (
-                lambda: transformer_rtc.layer_norm_backward(x, x, rstd=np.ones(4, np.float32)),
+                lambda: transformer_rtc.layer_norm_backward(x, x, rstd=np.ones(rows, np.float32)),
                 "layer_norm_backward: mean and rstd must be given together",
             ),
             (
@@ -557,6 +557,22 @@ def test_what_a_user_meets_is_the_familys_refusal():
                 "rms_norm_backward: nothing is asked for",
             ),
             (lambda: rms_norm(x, sm_margin=10**6), "rms_norm: sm_margin must leave at least one of"),
+            (
+                lambda: transformer_rtc.softmax(x, mask_keeps=True),
+                "softmax: mask_keeps needs a mask of bool or uint8; there is none",
+            ),
+            (
+                lambda: transformer_rtc.softmax(x, causal="upper_triangular"),
+                "softmax: causal='upper_triangular' needs as many queries as keys",
+            ),
+            (
+                lambda: transformer_rtc.softmax_backward(x, x, return_dsink=True),
+                "softmax_backward: return_dsink needs sink and lse; sink is None",
+            ),
+            (
+                lambda: rms_norm(x, scale=one, amax=one, out_dtype="float8_e4m3fn"),
+                "rms_norm: amax must not overlap scale",
+            ),
         ):
             with pytest.raises(ArgumentError, match=f"^{message}"):
                 call()
@@ -564,20 +580,13 @@ def test_what_a_user_meets_is_the_familys_refusal():
 
 # ---- The functions and their operators -------------------------------------------------------------------------------
 
-# What a function's keyword is called in its operator.
-OF_KEYWORD = {
-    "return_mean": "mean", "return_rstd": "rstd", "row_scaling": "row_scale", "return_dweight": "dweight",
-    "return_dbias": "dbias",
-}  # fmt: skip
-
 
 @pytest.mark.parametrize("operator", [name for name, made in dispatch.operators().items() if made.family is FAMILY])
 def test_a_function_passes_each_argument_on_in_its_place(operator, monkeypatch):
     call = getattr(transformer_rtc, operator)
     parameters = inspect.signature(call).parameters
-    # "return_" makes keywords of outputs; those of a backward operator name themselves.
-    of = {name: OF_KEYWORD.get(name, name) for name in parameters}
-    assert sorted(of.values()) == sorted(argument.name for argument in dispatch.operators()[operator].arguments)
+    of = {argument.keyword: argument.name for argument in dispatch.operators()[operator].arguments}
+    assert of.keys() == parameters.keys()
     passed: list[Any] = []
     monkeypatch.setattr(norms, f"_{operator}", lambda *arguments: passed.extend(arguments))
     call(**{name: f"the {of[name]}" for name in parameters})
@@ -721,7 +730,7 @@ def test_an_argument_that_is_no_array_is_refused_by_name(name):
 def test_a_numpy_array_of_another_type_is_refused(dtype):
     with (
         using("simulator"),
-        pytest.raises(ArgumentError, match=f"^rms_norm: x must be one of ({NAMES}|{KNOWN}); it is {np.dtype(dtype)}"),
+        pytest.raises(ArgumentError, match=f"^rms_norm: x must be one of {NAMES}; it is {np.dtype(dtype)}"),
     ):
         rms_norm(np.zeros((4, 64), dtype))
 
@@ -863,15 +872,29 @@ def test_meta_and_sparse_tensors_are_refused(torch):
             rms_norm(x)
 
 
+def test_what_else_torch_has_is_no_array(torch):
+    for x in (torch.float32, torch.nn.Linear(2, 2), torch.Size((4, 64)), torch.device("cpu"), torch.Tensor):
+        with pytest.raises(ArgumentError, match=r"^rms_norm: x must be an array"):
+            rms_norm(x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_a_nested_or_quantized_tensor_is_refused(torch):
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x "):
+        rms_norm(torch.nested.nested_tensor([torch.ones(4), torch.ones(8)]))
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x is a tensor without memory of its own: .*QInt types[^\n]*$"):
+        rms_norm(torch.quantize_per_tensor(torch.ones(4, 64), 0.1, 0, torch.qint8))
+
+
 @pytest.mark.parametrize("name", ["float64", "int32", "complex64", "bool", "float8_e4m3fn"])
 def test_a_tensor_of_another_type_is_refused(torch, name):
-    with pytest.raises(ArgumentError, match=rf"^rms_norm: x must be one of ({NAMES}|{KNOWN}); it is (torch\.)?{name}"):
+    with pytest.raises(ArgumentError, match=rf"^rms_norm: x must be one of {NAMES}; it is (torch\.)?{name}"):
         rms_norm(torch.zeros(4, 64).to(getattr(torch, name)))
 
 
 def test_every_message_names_the_operator_and_the_argument():
     for changes, message in REFUSED.values():
-        assert re.match(r"(x|weight|out|eps|weight_offset|a data type|x and out)\b", message), changes
+        assert re.match(r"(x|weight|out|eps|weight_offset|out_dtype|x and out)\b", message), changes
     for operator, _, message in (*REFUSED_OF.values(), *NO_PLAN.values()):
         names = [argument.name for argument in dispatch.operators()[operator].arguments]
         assert re.match(rf"({'|'.join(names)}|row_scaling|an output|nothing)\b", message), message

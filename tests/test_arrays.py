@@ -18,7 +18,7 @@ from transformer_rtc import _native, arrays
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
-NUMPY = arrays._Numpy("test")
+NUMPY = arrays._Numpy({"x": (FLOAT32, FLOAT16, BFLOAT16)})
 
 
 def view_of(array: np.ndarray) -> arrays.RawView:
@@ -229,12 +229,12 @@ class Producer:
 
 def test_a_producer_of_the_first_version_is_read():
     array = np.zeros((2, 3), np.float32)
-    found = arrays._Protocol("test").view(Producer(array), "x", None)
+    found = arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(Producer(array), "x", None)
     assert found == view_of(array)
 
 
 def test_the_capsule_is_held_as_long_as_the_view():
-    framework, array = arrays._Protocol("test"), np.zeros((2, 3), np.float32)
+    framework, array = arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}), np.zeros((2, 3), np.float32)
     framework.view(Producer(array), "x", None)
     assert len(framework._held) == 1
 
@@ -242,13 +242,13 @@ def test_the_capsule_is_held_as_long_as_the_view():
 @pytest.mark.parametrize("fault", [BufferError("locked"), RuntimeError("locked"), ValueError("locked")])
 def test_a_producer_that_refuses_is_refused_in_its_words(fault):
     with pytest.raises(ArgumentError, match=r"^x gives no access to its memory: locked"):
-        arrays._Protocol("test").view(Producer(None, fault), "x", None)
+        arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(Producer(None, fault), "x", None)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float64, np.complex64])
 def test_a_producer_of_another_data_type_is_refused(dtype):
     with pytest.raises(ArgumentError, match=f"^x must be one of .*; it is {np.dtype(dtype).name}"):
-        arrays._Protocol("test").view(Producer(np.zeros(3, dtype)), "x", None)
+        arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(Producer(np.zeros(3, dtype)), "x", None)
 
 
 def interface_of(**changes: Any) -> object:
@@ -259,7 +259,7 @@ def interface_of(**changes: Any) -> object:
 @pytest.mark.parametrize("changes", [{"typestr": "<f8"}, {"typestr": ">f4"}, {"typestr": "|V2"}, {"mask": object()}])
 def test_an_array_interface_of_another_type_or_with_a_mask_is_refused(changes):
     with pytest.raises(ArgumentError, match=r"^x must have elements of <f4, <f2, \|i1, \|u1, \|b1 and no mask"):
-        arrays._Protocol("test").view(interface_of(**changes), "x", None)
+        arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(**changes), "x", None)
 
 
 def test_an_array_interface_is_viewed(monkeypatch):
@@ -267,15 +267,15 @@ def test_an_array_interface_is_viewed(monkeypatch):
     monkeypatch.setattr(_native, "pointer_device", lambda pointer: 3)
     monkeypatch.setattr(_native, "order_streams", lambda *streams: ordered.append(streams))
     array = interface_of(strides=(24, 4), stream=7, data=(4096, True))
-    found = arrays._Protocol("test").view(array, "x", 9)
+    found = arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(array, "x", 9)
     assert found == arrays.RawView(4096, (2, 3), (6, 1), FLOAT32.id, 2, 3, True)
     assert ordered == [(3, 7, 9)]  # what makes the array comes before what reads it
-    arrays._Protocol("test").view(interface_of(stream=9), "x", 9)
-    arrays._Protocol("test").view(interface_of(stream=None), "x", 9)
-    arrays._Protocol("test").view(interface_of(), "x", 9)
+    arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(stream=9), "x", 9)
+    arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(stream=None), "x", 9)
+    arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(), "x", 9)
     assert len(ordered) == 1
     with pytest.raises(ArgumentError, match=r"^x must have strides that are multiples"):
-        arrays._Protocol("test").view(interface_of(strides=(24, 6)), "x", 9)
+        arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(strides=(24, 6)), "x", 9)
 
 
 class FakeBuffer:
@@ -310,7 +310,7 @@ def test_our_own_arrays_consumer_waits_for_what_makes_it_unless_it_says_not_to(m
     monkeypatch.setattr(_native, "Event", FakeEvent)
     monkeypatch.setattr(_native, "to_dlpack", lambda *arguments: arguments)
     array = arrays.DeviceArray(FakeBuffer(), (2, 3), FLOAT32.id, 7)
-    arrays._Protocol("test").finish((array,), 7, [])
+    arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).finish((array,), 7, [])
     for stream, expected in ((None, [(3, 7, 1)]), (5, [(3, 7, 5)]), (-1, [])):
         ordered.clear()
         assert array.__dlpack__(stream=stream, max_version=(1, 0), dl_device=None, copy=None)[1:] == (
@@ -328,7 +328,7 @@ def test_host_results_become_the_frameworks_own(dtype, rng):
     assert found.dtype.name == dtype.name
     np.testing.assert_array_equal(found.view(bits.dtype), bits)
     torch = pytest.importorskip("torch")
-    tensor = arrays._Torch("test").from_host(host, dtype.id)
+    tensor = arrays._Torch({"x": (FLOAT32, FLOAT16, BFLOAT16)}).from_host(host, dtype.id)
     assert tensor.dtype == getattr(torch, dtype.name)
     signed = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.bytes]
     np.testing.assert_array_equal(tensor.view(signed).numpy().view(bits.dtype), bits)

@@ -253,7 +253,7 @@ def test_a_kernel_of_ones_own_is_compiled_and_described(run, tmp_path):
         ({"text": 'extern "C" __global__ void scale() { error }'}, "NVRTC could not compile scale"),
         ({"architecture": "90"}, "--architecture is '90'; it takes one such as sm_90"),
         ({"architecture": "sm_10"}, "NVRTC could not compile scale"),
-        ({"field": "x"}, "--field: field x has the type ''"),
+        ({"field": "x"}, "field x has the type ''"),
         ({"option": "-I/usr/include"}, "the option -I/usr/include"),
         ({"output": "/nonexistent/x"}, "/nonexistent/x cannot be written"),
         ({"file": "/nonexistent/x.cu"}, "/nonexistent/x.cu cannot be read"),

@@ -6,6 +6,8 @@ import ctypes
 import itertools
 import math
 import struct
+import sys
+import types
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -85,6 +87,7 @@ class Recorder:
 
     def __init__(self, arguments=EVERY_ROLE, fields=((),), columns_per_cta=8, **rule) -> None:
         self.requests: list[tuple[Any, ...]] = []
+        self.checked: list[tuple[Any, ...]] = []
         self.zeroed: list[tuple[int, int]] = []
         self.launches: list[Launch] = []
         self.made: list[Made] = []
@@ -97,8 +100,13 @@ class Recorder:
         self.names = [argument.name for argument in arguments]
         self.arrays = [argument.name for argument in arguments if argument.role not in dispatch._NO_ARRAYS]
         self.native = _native.Operator(
-            "op", dispatch.native_arguments(arguments), self.plan, pytest.fail, arrays.framework_of, dispatch._chosen
-        )
+            "op", dispatch.native_arguments(arguments), self.plan, self.check, pytest.fail, arrays.framework_of,
+            dispatch._chosen,
+        )  # fmt: skip
+
+    def check(self, *request: Any) -> int:
+        self.checked.append(request)
+        return self.rule["multiprocessors"]
 
     def plan(self, *request: Any) -> _native.Plan:
         self.requests.append(request)
@@ -291,7 +299,7 @@ def test_sums_of_columns_have_one_row_where_no_columns_are_given():
             {"return_residual": True, "residual": view(dtype=BFLOAT16, at=PLACES["residual"])},
             {"residual": BFLOAT16, "out": FLOAT16, "residual_out": BFLOAT16},
         ),
-        ({"return_out": False, "rstd": 1, "out_dtype": "int8"}, {"rstd": FLOAT32}),
+        ({"return_out": False, "rstd": True, "out_dtype": "int8"}, {"rstd": FLOAT32}),
         (
             {"dweight": True, "dbias": True, "grad_dtype": "bfloat16", "weight": view((16,))},
             {"weight": FLOAT32, "out": FLOAT16, "dweight": BFLOAT16, "dbias": BFLOAT16},
@@ -656,10 +664,13 @@ class Sums:
         self.rows_per_cta, self.columns_per_cta, self.text = rows_per_cta, columns_per_cta, text
         self.requests: list[Request] = []
 
-    def specialise(self, request, limits):
-        self.requests.append(request)
+    def check(self, request):
         if request.columns == 13:
             raise ArgumentError(f"{request.operator}: 13 columns bring bad luck")
+
+    def specialise(self, request, limits):
+        self.requests.append(request)
+        self.check(request)
         size = 4 * self.rows_per_cta * request.columns
         options = (f"-DROWS={self.rows_per_cta}",)
         # One CTA at a time on a multiprocessor: the simulated device of 8 then has 8 groups.
@@ -901,8 +912,9 @@ def test_what_is_written_in_place_comes_back_to_the_host(monkeypatch):
         return _native.Plan([stage], 1, 1, _native.Plan.ANY_GROUPS, 0, 0, False, 1)
 
     native = _native.Operator(
-        "op", dispatch.native_arguments(SUM_ARGUMENTS), plan, pytest.fail, arrays.framework_of, dispatch._chosen
-    )
+        "op", dispatch.native_arguments(SUM_ARGUMENTS), plan, pytest.fail, pytest.fail, arrays.framework_of,
+        dispatch._chosen,
+    )  # fmt: skip
     x, scale = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([2], np.float32)
     for out, amax in itertools.product((None, np.zeros_like(x)), (np.array(5, np.float32), np.full(3, 7, np.float32))):
         of_amax = amax if amax.ndim == 0 else amax[1:2]
@@ -913,10 +925,11 @@ def test_what_is_written_in_place_comes_back_to_the_host(monkeypatch):
         np.testing.assert_array_equal(amax, np.float32(11) if amax.ndim == 0 else np.array([7, 11, 7], np.float32))
 
 
-def test_immutable_arrays_cannot_be_written_in_place():
+def test_immutable_arrays_cannot_be_written_in_place(monkeypatch):
     class Array:
         __module__ = "jaxlib.xla"
 
+    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(Array=Array))
     for name in ("out", "amax"):
         values = tuple(Array() if argument.name in ("x", name) else None for argument in SUM_ARGUMENTS)
         with pytest.raises(ArgumentError, match=f"^op: {name} is a JAX array, and those are immutable"):

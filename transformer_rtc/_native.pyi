@@ -117,8 +117,9 @@ class Operator:
     def __init__(
         self,
         name: str,
-        arguments: Sequence[tuple[Role, str, Sequence[int], bool, int, Sequence[int]]],
+        arguments: Sequence[tuple[Role, str, str, Sequence[int], bool, int, Sequence[int]]],
         plan: Callable[[int, int, tuple[int, ...], int, bool, bool, int], Plan],
+        check: Callable[[int, int, tuple[int, ...], int, bool, bool, int], int],
         slow_call: Callable[[tuple[Any, ...]], object],
         framework_of: Callable[[type, str], tuple[object, object]],
         implementation: object,

@@ -10,14 +10,16 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from . import _native
-from .errors import ArgumentError, DeviceNotFoundError
-from .spec import BFLOAT16, BOOL, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, UINT8
+from .checks import attribute
+from .errors import AllocationError, ArgumentError, DeviceNotFoundError, shown
+from .spec import BFLOAT16, BOOL, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, UINT8, DType
 
 if TYPE_CHECKING:
     from .dispatch import Argument
@@ -68,23 +70,19 @@ def dtype_id(dtype: object) -> int:
     ArgumentError
         If it is none that operators know.
     """
-    name = str(dtype).rsplit(".", 1)[-1]
-    if name not in _BY_NAME:
+    name = ""
+    if isinstance(dtype, str) or type(dtype).__module__ == "torch":
+        name = str(dtype).removeprefix("torch.")
+    # numpy would take an array for its data type.
+    if name not in _BY_NAME and not isinstance(dtype, np.generic) and not hasattr(type(dtype), "__dlpack__"):
         try:
             found = np.dtype(dtype)  # type: ignore[call-overload]
             name = found.name if found.isnative else ""
         except Exception:  # numpy parses what it is given, and fails in many ways
             name = ""
     if name not in _BY_NAME:
-        raise ArgumentError(f"a data type must be one of {', '.join(_BY_NAME)}; it is {dtype!r}")
+        raise ArgumentError(f"a data type must be one of {', '.join(_BY_NAME)}; it is {shown(dtype)}")
     return _BY_NAME[name].id
-
-
-def _dtype_of(dtype: object, argument: str) -> int:
-    try:
-        return dtype_id(dtype)
-    except ArgumentError:
-        raise ArgumentError(f"{argument} must be one of {', '.join(_BY_NAME)}; it is {dtype}") from None
 
 
 def _numpy_dtype(dtype: int) -> np.dtype[Any]:
@@ -141,8 +139,14 @@ def framework_of(type_: type, argument: str) -> tuple[object, object]:
 class _Framework:
     """What `call` asks of a framework. One instance serves one call."""
 
-    def __init__(self, operator: str) -> None:
-        self.operator = operator
+    def __init__(self, accepted: Mapping[str, tuple[DType, ...]]) -> None:
+        self._accepted = accepted  # data types, by what messages call an argument
+
+    def _dtype_of(self, dtype: object, argument: str) -> int:
+        with contextlib.suppress(ArgumentError):
+            return dtype_id(dtype)
+        names = ", ".join(accepted.name for accepted in self._accepted[argument])
+        raise ArgumentError(f"{argument} must be one of {names}; it is {dtype}")
 
     def view(self, array: Any, argument: str, stream: int | None) -> RawView:
         """View an array; what makes it is waited for by `stream`, or by the caller where that is None."""
@@ -194,12 +198,12 @@ class _Torch(_Framework):
                 f"{argument} must be a strided tensor on a GPU or the host; it is {array.layout} on {device}"
             )
         device_type, ordinal = (_CUDA, device.index) if device.type == "cuda" else (_CPU, 0)
-        dtype = _dtype_of(array.dtype, argument)
+        dtype = self._dtype_of(array.dtype, argument)
         try:
-            pointer = array.data_ptr()
+            pointer, shape, strides = array.data_ptr(), tuple(array.shape), tuple(array.stride())
         except RuntimeError as error:
             raise ArgumentError(f"{argument} is a tensor without memory of its own: {error}") from error
-        return RawView(pointer, tuple(array.shape), tuple(array.stride()), dtype, device_type, ordinal, False)
+        return RawView(pointer, shape, strides, dtype, device_type, ordinal, False)
 
     def stream(self, device: int) -> int:
         return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
@@ -218,7 +222,10 @@ class _Torch(_Framework):
     def empty(self, shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
         torch = sys.modules["torch"]
         kind = getattr(torch, DTYPES[dtype].name) if dtype in DTYPES else torch.uint8
-        made = torch.empty(shape, dtype=kind, device=f"cuda:{device}")
+        try:
+            made = torch.empty(shape, dtype=kind, device=f"cuda:{device}")
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            raise AllocationError(f"torch could not allocate an output: {error}") from error
         return made, made.data_ptr()
 
     def from_host(self, array: np.ndarray[Any, Any], dtype: int) -> object:
@@ -229,7 +236,7 @@ class _Torch(_Framework):
 
 class _Cupy(_Framework):
     def view(self, array: Any, argument: str, stream: int | None) -> RawView:
-        dtype = _dtype_of(array.dtype, argument)
+        dtype = self._dtype_of(array.dtype, argument)
         strides = _element_strides(array.strides, array.shape, array.itemsize, argument)
         return RawView(array.data.ptr, array.shape, strides, dtype, _CUDA, array.device.id, False)
 
@@ -247,7 +254,10 @@ class _Cupy(_Framework):
                     yield
 
     def empty(self, shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
-        made = sys.modules["cupy"].empty(shape, _numpy_dtype(dtype))
+        try:
+            made = sys.modules["cupy"].empty(shape, _numpy_dtype(dtype))
+        except (MemoryError, ValueError) as error:
+            raise AllocationError(f"CuPy could not allocate an output: {error}") from error
         return made, made.data.ptr
 
 
@@ -257,7 +267,7 @@ class _Numpy(_Framework):
             raise ArgumentError(f"{argument} must have no mask; pass its .filled()")
         if not array.dtype.isnative:
             raise ArgumentError(f"{argument} must have the machine's byte order; it is {array.dtype.str}")
-        dtype = _dtype_of(array.dtype, argument)
+        dtype = self._dtype_of(array.dtype, argument)
         strides = _element_strides(array.strides, array.shape, array.itemsize, argument)
         return RawView(array.ctypes.data, array.shape, strides, dtype, _CPU, 0, not array.flags.writeable)
 
@@ -304,8 +314,8 @@ class DeviceArray:
 
 class _Protocol(_Framework):
     # Whatever speaks DLPack or the CUDA array interface. Outputs are DeviceArrays.
-    def __init__(self, operator: str) -> None:
-        super().__init__(operator)
+    def __init__(self, accepted: Mapping[str, tuple[DType, ...]]) -> None:
+        super().__init__(accepted)
         self._held: list[object] = []  # capsules: they own what is viewed
         self._stream = 0
 
@@ -314,9 +324,9 @@ class _Protocol(_Framework):
             return super().place(array, argument)
         try:
             device_type, device = array.__dlpack_device__()
-        except (AttributeError, BufferError, RuntimeError, ValueError, TypeError) as error:
+            return int(device_type), int(device)
+        except Exception as error:  # another package's code
             raise ArgumentError(f"{argument} gives no access to its memory: {error}") from error
-        return int(device_type), int(device)
 
     def view(self, array: Any, argument: str, stream: int | None) -> RawView:
         if hasattr(array, "__dlpack__"):
@@ -328,27 +338,34 @@ class _Protocol(_Framework):
                 except TypeError:  # a producer of the protocol's first version
                     capsule = array.__dlpack__(stream=waiting)
                 view = RawView(*_native.read_dlpack(capsule))
-            except (BufferError, RuntimeError, ValueError, TypeError) as error:
+            except Exception as error:  # another package's code
                 raise ArgumentError(f"{argument} gives no access to its memory: {error}") from error
             self._held.append(capsule)
             if view.dtype not in DTYPES:
-                raise ArgumentError(
-                    f"{argument} must be one of {', '.join(_BY_NAME)}; it is {_native.dtype_name(view.dtype)}"
-                )
+                names = ", ".join(accepted.name for accepted in self._accepted[argument])
+                raise ArgumentError(f"{argument} must be one of {names}; it is {_native.dtype_name(view.dtype)}")
             return view
-        interface = array.__cuda_array_interface__
-        if interface["typestr"] not in _TYPESTRS or interface.get("mask") is not None:
+        try:
+            interface = dict(array.__cuda_array_interface__)
+            typestr, (pointer, read_only), shape = (
+                str(interface["typestr"]), interface["data"], tuple(map(index, interface["shape"])),
+            )  # fmt: skip
+            pointer, read_only = index(pointer), bool(read_only)
+            strides = None if interface.get("strides") is None else tuple(map(index, interface["strides"]))
+            made_on = None if interface.get("stream") is None else index(interface["stream"])
+        except Exception as error:  # another package's code
+            raise ArgumentError(f"{argument} has no valid __cuda_array_interface__: {error!r}") from error
+        if typestr not in _TYPESTRS or interface.get("mask") is not None:
             raise ArgumentError(
-                f"{argument} must have elements of {', '.join(_TYPESTRS)} and no mask; they are {interface['typestr']}"
+                f"{argument} must have elements of {', '.join(_TYPESTRS)} and no mask; they are {typestr}"
             )
-        dtype = _TYPESTRS[interface["typestr"]]
-        pointer, read_only = interface["data"]
-        shape = tuple(interface["shape"])
+        dtype = _TYPESTRS[typestr]
+        _check_addressable(pointer, shape, strides, DTYPES[dtype].bytes, argument)
         device = _native.pointer_device(pointer) if 0 not in shape else _native.current_device()
-        if stream is not None and interface.get("stream") not in (None, stream):
-            _native.order_streams(device, interface["stream"], stream)
-        strides = _element_strides(interface.get("strides"), shape, DTYPES[dtype].bytes, argument)
-        return RawView(pointer, shape, strides, dtype, _CUDA, device, read_only)
+        if stream is not None and made_on not in (None, stream):
+            _native.order_streams(device, made_on, stream)
+        of_elements = _element_strides(strides, shape, DTYPES[dtype].bytes, argument)
+        return RawView(pointer, shape, of_elements, dtype, _CUDA, device, read_only)
 
     def stream(self, device: int) -> int:
         return 1  # the legacy default stream, as both protocols assume
@@ -403,17 +420,21 @@ class _Jax(_Protocol):
         return sys.modules["jax"].numpy.asarray(super().from_host(array, dtype))
 
 
-_FRAMEWORKS: dict[str, type[_Framework]] = {
-    "torch": _Torch, "cupy": _Cupy, "jax": _Jax, "jaxlib": _Jax, "numpy": _Numpy
+# Of each package: whose arrays they are, and their type.
+_FRAMEWORKS: dict[str, tuple[type[_Framework], str, str]] = {
+    "torch": (_Torch, "torch", "Tensor"), "cupy": (_Cupy, "cupy", "ndarray"), "jax": (_Jax, "jax", "Array"),
+    "jaxlib": (_Jax, "jax", "Array"), "numpy": (_Numpy, "numpy", "ndarray"),
 }  # fmt: skip
 
 
 def _framework_type(array: object, argument: str) -> type[_Framework]:
     for type_ in type(array).__mro__:
-        found = _FRAMEWORKS.get(type_.__module__.partition(".")[0])
-        if found is not None and (found is not _Numpy or isinstance(array, np.ndarray)):
+        found, package, name = _FRAMEWORKS.get(str(type_.__module__).partition(".")[0], (None, "", ""))
+        # Not everything of a package is an array, such as torch.float32 or a module.
+        if found is not None and isinstance(array, getattr(sys.modules.get(package), name, ())):
             return found
-    if hasattr(array, "__dlpack__") or hasattr(array, "__cuda_array_interface__"):
+    protocols = (attribute(array, name) for name in ("__dlpack__", "__cuda_array_interface__"))
+    if not isinstance(array, type) and any(protocol is not None for protocol in protocols):
         return _Protocol
     raise ArgumentError(
         f"{argument} must be an array (torch, CuPy, JAX, numpy, or one with __dlpack__ or __cuda_array_interface__); "
@@ -433,20 +454,37 @@ def stream_handle(stream: object, operator: str) -> int:
     ArgumentError
         If it is none of these.
     """
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
+    handles: list[object] = []
+    with contextlib.suppress(Exception):  # another package's code
+        protocol = attribute(stream, "__cuda_stream__")
         answer = protocol() if callable(protocol) else protocol
-        if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0 and isinstance(answer[1], int):
-            return answer[1]
-    if isinstance(stream, int) and not isinstance(stream, bool) and 0 <= stream < 2**64:
-        return stream
-    for attribute in ("cuda_stream", "ptr"):
-        handle = getattr(stream, attribute, None)
-        if isinstance(handle, int):
+        if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0:
+            handles.append(answer[1])
+    handles += [stream, attribute(stream, "cuda_stream"), attribute(stream, "ptr")]
+    for handle in handles:
+        if isinstance(handle, int) and not isinstance(handle, bool) and 0 <= handle < 2**64:
             return handle
     raise ArgumentError(
-        f"{operator}: stream must be a handle (an int), or have __cuda_stream__, .cuda_stream or .ptr; it is {stream!r}"
+        f"{operator}: stream must be a handle (an int), or have __cuda_stream__, .cuda_stream or .ptr; it is "
+        f"{shown(stream)}"
     )
+
+
+def _check_addressable(
+    pointer: int, shape: Sequence[int], strides: Sequence[int] | None, size: int, argument: str
+) -> None:
+    """Refuse what describes no memory: `strides` are in the unit of `size` bytes, or dense where they are None."""
+    if strides is None:
+        reach = math.prod(shape)
+    elif len(strides) != len(shape):
+        raise ArgumentError(f"{argument} has {len(shape)} dimensions and {len(strides)} strides")
+    else:
+        reach = 1 + sum(abs(stride) * max(0, extent - 1) for extent, stride in zip(shape, strides, strict=True))
+    elements = math.prod(shape)
+    if min(shape, default=0) < 0 or not 0 <= pointer < 2**64 or max(reach, elements) * size >= 2**62:
+        raise ArgumentError(
+            f"{argument} must lie in memory that can be addressed; it is at {pointer:#x} with the shape {tuple(shape)}"
+        )
 
 
 class _Mirror:
@@ -507,7 +545,7 @@ def _call_simulated(
     made: dict[int, tuple[np.ndarray[Any, Any], int]] = {}
 
     def empty(shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
-        array = np.empty(shape, _storage_dtype(dtype))
+        array = _host_memory(shape, _storage_dtype(dtype))
         made[id(array)] = array, dtype
         return array, array.ctypes.data
 
@@ -521,6 +559,13 @@ def _call_simulated(
         for output in (result if isinstance(result, tuple) else (result,))
     ]
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+
+def _host_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise AllocationError(f"an output of the shape {shape} could not be allocated: {error}") from error
 
 
 class _Made:
@@ -564,6 +609,7 @@ def call(
     """
     name = native.name
     arrays: list[tuple[str, str, Any]] = []  # (role, what messages call it, the array or None)
+    accepted: dict[str, tuple[DType, ...]] = {}
     stream = None
     for argument, value in zip(arguments, values, strict=True):
         if argument.role == "stream":
@@ -572,12 +618,13 @@ def call(
             arrays.append((argument.role, argument.name, None))
         elif argument.role in _GIVEN:
             if value is None and argument.role not in _WRITTEN and not argument.optional:
-                raise ArgumentError(f"{name}: {argument.name} must be an array; it is None")
-            arrays.append((argument.role, f"{name}: {argument.name}", value))
+                raise ArgumentError(f"{name}: {argument.keyword} must be an array; it is None")
+            arrays.append((argument.role, f"{name}: {argument.keyword}", value))
+            accepted[f"{name}: {argument.keyword}"] = argument.dtypes
 
     _, first_name, first = arrays[0]
     kind = _framework_type(first, first_name)
-    framework = kind(name)
+    framework = kind(accepted)
     for role, argument_name, array in arrays:
         if array is None:
             continue
@@ -618,6 +665,7 @@ def call(
                 raise ArgumentError(
                     f"{argument_name} must be on the {'host' if on_host else 'GPU'}, like the array before it"
                 )
+            _check_addressable(view.pointer, view.shape, view.strides, DTYPES[view.dtype].bytes, argument_name)
         views.append(view)
 
     if simulating is not None:
@@ -661,7 +709,7 @@ def _call_on_host(
     outputs: list[object] = []
     for output in result if isinstance(result, tuple) else (result,):
         if isinstance(output, _Made):
-            host = np.empty(output.shape, _storage_dtype(output.dtype))
+            host = _host_memory(output.shape, _storage_dtype(output.dtype))
             output.buffer.copy_to_host(0, host.ctypes.data, host.nbytes, stream)
             _native.synchronize_stream(device, stream)
             outputs.append(framework.from_host(host, output.dtype))

@@ -288,11 +288,8 @@ def _compile(arguments: argparse.Namespace) -> int:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise _Failure(f"{arguments.file} cannot be read: {error}") from error
-    try:
-        spec = TextSpec(text, arguments.symbol, tuple(map(_field, arguments.field)), tuple(arguments.option))
-        program = spec.program
-    except ValueError as error:
-        raise ArgumentError(f"--field: {error}") from error
+    spec = TextSpec(text, arguments.symbol, tuple(map(_field, arguments.field)), tuple(arguments.option))
+    program = spec.program
     architecture = _architecture(arguments.architecture)
     start = time.perf_counter()
     made = compiler.compile_program(

@@ -6,9 +6,10 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from . import _native, arrays, compiler, static, usage
+from .checks import attribute
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -17,8 +18,9 @@ from .errors import (
     SettingsError,
     StaticKernelError,
     UnexpectedCompileError,
+    shown,
 )
-from .launch import Kernel, LaunchConfig, device_limits
+from .launch import Kernel, LaunchConfig, device_limits, multiprocessors
 from .manager import Device, manager
 from .settings import settings
 from .simulator import SimulatedDevice
@@ -65,7 +67,8 @@ class Argument(NamedTuple):
         whether to return an array [...] with one value a row; ``"column_values"``, whether to return an array of the
         shape of the columns; ``"head_sums"``, whether to return an array [heads], of rows [..., heads, queries,
         columns]. What is said of outputs: ``"dtype_out"``, their data type; ``"wanted"``, whether they are
-        made and returned. Others: ``"real"``, a float; ``"integer"``, an int of 32 bits; ``"flag"``, whether a kernel
+        made and returned. Others: ``"real"``, a float; ``"non_negative"``, one that is not below 0; ``"integer"``,
+        an int of 32 bits; ``"flag"``, whether a kernel
         is one of its kind; ``"square"``, whether there must be as many queries as columns; ``"sm_margin"``, how many
         multiprocessors to leave free; ``"stream"``.
     dtypes : tuple of DType
@@ -76,6 +79,8 @@ class Argument(NamedTuple):
         The earlier array whose data type an output has by default; the first one where it is empty or None.
     of : tuple of str
         The outputs that ``"dtype_out"`` or ``"wanted"`` is about.
+    called : str
+        What the user's function calls it; by default its name, behind ``return_`` where it says whether to return it.
     """
 
     name: str
@@ -84,20 +89,28 @@ class Argument(NamedTuple):
     optional: bool = False
     like: str = ""
     of: tuple[str, ...] = ()
+    called: str = ""
+
+    @property
+    def keyword(self) -> str:
+        """What the user's function calls it."""
+        returned = self.role in ("row_values", "column_values", "head_sums")
+        return self.called or (f"return_{self.name}" if returned else self.name)
 
 
-_NO_ARRAYS = ("real", "integer", "flag", "square", "dtype_out", "wanted", "sm_margin", "stream")
+_NO_ARRAYS = ("real", "non_negative", "integer", "flag", "square", "dtype_out", "wanted", "sm_margin", "stream")
 
 
 def native_arguments(
     arguments: Sequence[Argument],
-) -> list[tuple[_native.Role, str, list[int], bool, int, list[int]]]:
+) -> list[tuple[_native.Role, str, str, list[int], bool, int, list[int]]]:
     """Return a descriptor as the native operator takes it: arrays by their numbers."""
     names = [argument.name for argument in arguments if argument.role not in _NO_ARRAYS]
     return [
         (
             getattr(_native.Role, argument.role.upper()),
             argument.name,
+            argument.keyword,
             [dtype.id for dtype in argument.dtypes],
             argument.optional,
             names.index(argument.like, 0, names.index(argument.name)) if argument.like else 0,
@@ -221,6 +234,16 @@ class Family(Protocol):
 
     name: str
 
+    def check(self, request: Request) -> None:
+        """Refuse what data types, presence and flags alone tell to be wrong.
+
+        Raises
+        ------
+        ArgumentError
+            If it asks for what the operator does not do.
+        """
+        ...
+
     def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         """Return the kernels of a request.
 
@@ -260,30 +283,42 @@ class Operator:
     buckets : sequence of int
         Numbers of columns, ascending to the largest that there may be: rows of up to one of them have the same kernels,
         which are asked for with it. Empty: each number of columns has its own.
+    form_of : str
+        The operator whose kernels it asks for, of a function that calls the same arguments by other names.
     """
 
-    def __init__(self, name: str, family: Family, arguments: Sequence[Argument], buckets: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        family: Family,
+        arguments: Sequence[Argument],
+        buckets: Sequence[int] = (),
+        form_of: str = "",
+    ) -> None:
         self.name = name
+        self.asks_for = form_of or name
         self.family = family
         self.arguments = tuple(arguments)
         self.buckets = tuple(buckets)
         self._arrays = [argument.name for argument in arguments if argument.role not in _NO_ARRAYS]
-        self._reals = [argument.name for argument in arguments if argument.role == "real"]
+        self._reals = [argument.name for argument in arguments if argument.role in ("real", "non_negative")]
         self._integers = [argument.name for argument in arguments if argument.role == "integer"]
         self._flags = [argument.name for argument in arguments if argument.role == "flag"]
         self.native: _native.Operator = _native.Operator(
             name,
             native_arguments(arguments),
             self._plan,
+            self._check,
             lambda values: arrays.call(self.native, self.arguments, values, _simulating_on_host),
             arrays.framework_of,
             _chosen,
             self.buckets,
         )
         self.call: Callable[..., object] = self.native.entry()
-        _operators[name] = self
+        if not form_of:
+            _operators[name] = self
 
-    def _plan(
+    def _asked(
         self,
         implementation: int,
         device: int,
@@ -292,16 +327,27 @@ class Operator:
         per_head: bool,
         margin: bool,
         flags: int,
-    ) -> _native.Plan:
+    ) -> tuple[Request, Device]:
+        """Return what the native call asks a plan for, and where it would run."""
         dtypes = {name: DTYPES.get(dtype) for name, dtype in zip(self._arrays, dtype_ids, strict=True)}
         flagged = frozenset(name for number, name in enumerate(self._flags) if flags >> number & 1)
-        request = Request(self.name, dtypes, columns, per_head, margin, flagged)
+        request = Request(self.asks_for, dtypes, columns, per_head, margin, flagged)
         simulated = _simulated[implementation - _SIMULATOR] if implementation >= _SIMULATOR else None
         if simulated and device != arrays.HOST:
             raise ArgumentError(
                 f"{self.name}: {self.arguments[0].name} is on cuda:{device}; the simulator takes arrays of the host"
             )
-        on: Device = simulated or device
+        return request, simulated or device
+
+    def _check(self, *key: Any) -> int:
+        """Refuse what a plan would be refused for, without a kernel; return how many multiprocessors there are."""
+        request, on = self._asked(*key)
+        self.family.check(request)
+        return multiprocessors(on)
+
+    def _plan(self, implementation: int, *key: Any) -> _native.Plan:
+        request, on = self._asked(implementation, *key)
+        simulated = on if isinstance(on, SimulatedDevice) else None
         if simulated.static if simulated else implementation == _STATIC:
             program = self.family.static_program
             entries = self.family.static(request)
@@ -312,7 +358,7 @@ class Operator:
                     for entry, rule in entries
                 ]
             )
-        limits = simulated.limits if simulated else device_limits(device)
+        limits = on.limits if isinstance(on, SimulatedDevice) else device_limits(on)
         while True:
             stages = self.family.specialise(request, limits)
             asked = Asked(request, limits.max_ctas_per_row)
@@ -487,9 +533,10 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
     DeviceNotFoundError
         If there is no such device.
     """
-    form = forms().get(getattr(op, "__name__", ""))
+    name = attribute(op, "__name__")
+    form = forms().get(name) if isinstance(name, str) else None
     if form is None:
-        raise ArgumentError(f"op is {op!r}; it takes {', '.join(forms())} of transformer_rtc")
+        raise ArgumentError(f"op is {shown(op)}; it takes {', '.join(forms())} of transformer_rtc")
     operator = _operators[form.operator]
     from .simulator import toolchain
 
@@ -531,9 +578,10 @@ def using(implementation: str | SimulatedDevice) -> Iterator[None]:
     SettingsError
         If the environment forces another one.
     """
-    if not isinstance(implementation, SimulatedDevice) and implementation not in IMPLEMENTATIONS:
+    named = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
+    if not isinstance(implementation, SimulatedDevice) and not named:
         raise ArgumentError(
-            f"implementation is {implementation!r}; it takes {', '.join(IMPLEMENTATIONS)} or a SimulatedDevice"
+            f"implementation is {shown(implementation)}; it takes {', '.join(IMPLEMENTATIONS)} or a SimulatedDevice"
         )
     if settings.force_static and implementation != "static":
         raise SettingsError(f"using({implementation!r}) contradicts TRANSFORMER_RTC_FORCE_STATIC=1")

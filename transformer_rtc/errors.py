@@ -20,6 +20,15 @@ __all__ = [
 ]
 
 
+def shown(value: object) -> str:
+    """Return what a message says of a value that somebody gave: its repr, if there is one and it has an end."""
+    try:
+        text = repr(value)
+    except Exception:  # it is the caller's code
+        return f"a {type(value).__qualname__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 class TransformerRtcError(Exception):
     """Base class of this package's exceptions."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from . import _native
-from .errors import ArgumentError, DriverError, LaunchError
+from .checks import check_flag, check_integer, check_type, is_integer
+from .errors import ArgumentError, DriverError, LaunchError, shown
 from .simulator import SimulatedDevice
 from .spec import ARCHITECTURES, DeviceLimits, Params
 
@@ -23,8 +24,23 @@ _PORTABLE_CLUSTER = 8
 DEFAULT_DYNAMIC_SHARED = 48 * 1024  # a launch may have this much without asking
 
 
+def check_ordinal(device: object) -> None:
+    """Refuse what is no ordinal of a GPU."""
+    if not is_integer(device, 0, 2**31 - 1):
+        raise ArgumentError(f"device is {shown(device)}; it takes the ordinal of a GPU, from 0 on")
+
+
 def device_limits(device: int) -> DeviceLimits:
-    """Return what a device's kernels may use, as its driver says."""
+    """Return what a device's kernels may use, as its driver says.
+
+    Raises
+    ------
+    ArgumentError
+        If `device` is no ordinal.
+    DeviceNotFoundError
+        If there is no such device.
+    """
+    check_ordinal(device)
     architecture = 10 * _native.device_attribute(device, _MAJOR) + _native.device_attribute(device, _MINOR)
     largest = ARCHITECTURES[architecture].max_cluster_size if architecture in ARCHITECTURES else _PORTABLE_CLUSTER
     return DeviceLimits(
@@ -34,10 +50,17 @@ def device_limits(device: int) -> DeviceLimits:
     )
 
 
+def multiprocessors(device: int | SimulatedDevice) -> int:
+    """Return how many multiprocessors a device has."""
+    if isinstance(device, SimulatedDevice):
+        return device.multiprocessors
+    return _native.device_attribute(device, _MULTIPROCESSORS)
+
+
 def load(symbol: str, params: Params, device: int, image: bytes) -> Kernel:
     """Return a kernel of an image, loaded on a GPU."""
     function = _native.Function(device, image, symbol)
-    return Kernel(symbol, params, device, function, function, _native.device_attribute(device, _MULTIPROCESSORS))
+    return Kernel(symbol, params, device, function, function, multiprocessors(device))
 
 
 @dataclass(frozen=True)
@@ -54,6 +77,11 @@ class LaunchConfig:
         Bytes of a CTA, beyond the kernel's static ones.
     cooperative : bool
         Whether all CTAs must be resident together, so that they may wait for each other.
+
+    Raises
+    ------
+    ArgumentError
+        If a value is not as described.
     """
 
     grid: Dim3
@@ -61,6 +89,18 @@ class LaunchConfig:
     cluster: Dim3 = (1, 1, 1)
     dynamic_shared_memory: int = 0
     cooperative: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("grid", "block", "cluster"):
+            _check_dim3(getattr(self, name), name)
+        check_integer(self.dynamic_shared_memory, "dynamic_shared_memory")
+        check_flag(self.cooperative, "cooperative")
+
+
+def _check_dim3(size: object, name: str) -> None:
+    """Refuse what is no size of a grid, a block or a cluster."""
+    if not (isinstance(size, tuple) and len(size) == 3 and all(is_integer(one, 0, 2**32 - 1) for one in size)):
+        raise ArgumentError(f"{name} is {shown(size)}; it takes a tuple of three integers from 0 to 2**32 - 1")
 
 
 class Function(Protocol):
@@ -136,20 +176,26 @@ class Kernel:
 
     @max_dynamic_shared_memory.setter
     def max_dynamic_shared_memory(self, size: int) -> None:
+        check_integer(size, "max_dynamic_shared_memory")
         self.function.set_attribute(MAX_DYNAMIC_SHARED, size)
 
     def set_cache_preference(self, preference: str) -> None:
         """Say what on-chip memory is for: ``"none"``, ``"shared"``, ``"l1"`` or ``"equal"``."""
-        if preference not in _CACHE_PREFERENCES:
-            raise ArgumentError(f"preference is {preference!r}; it takes {', '.join(_CACHE_PREFERENCES)}")
+        if not isinstance(preference, str) or preference not in _CACHE_PREFERENCES:
+            raise ArgumentError(f"preference is {shown(preference)}; it takes {', '.join(_CACHE_PREFERENCES)}")
         self.function.set_cache_preference(_CACHE_PREFERENCES[preference])
 
     def max_active_ctas(self, block: Dim3, dynamic_shared_memory: int = 0) -> int:
         """Return how many CTAs a multiprocessor can hold together."""
+        _check_dim3(block, "block")
+        check_integer(dynamic_shared_memory, "dynamic_shared_memory")
         return self.function.max_active_ctas(block, dynamic_shared_memory)
 
     def max_active_clusters(self, block: Dim3, cluster: Dim3, dynamic_shared_memory: int = 0) -> int:
         """Return how many clusters the device can hold together."""
+        _check_dim3(block, "block")
+        _check_dim3(cluster, "cluster")
+        check_integer(dynamic_shared_memory, "dynamic_shared_memory")
         if cluster[0] * cluster[1] * cluster[2] > _PORTABLE_CLUSTER:
             self.function.set_attribute(_NON_PORTABLE_CLUSTER, 1)
         return self.function.max_active_clusters(block, cluster, dynamic_shared_memory)
@@ -162,6 +208,7 @@ class Kernel:
         LaunchError
             If not one cluster, or for a cooperative launch not one CTA, can be resident.
         """
+        check_type(config, LaunchConfig, "config")
         # Never lowered: another thread's launch may need what is set.
         if config.dynamic_shared_memory > self.max_dynamic_shared_memory:
             self.max_dynamic_shared_memory = config.dynamic_shared_memory
@@ -198,10 +245,10 @@ class Kernel:
         LaunchError
             If a cooperative grid or a cluster cannot be resident.
         ArgumentError
-            If the parameters have another size.
+            If an argument is not as described, or the parameters have another size.
         """
-        packed = params if isinstance(params, bytes) else self.params.pack(**params)
-        self._check(config, packed)
+        packed = params if isinstance(params, bytes) else self.params.pack(**self._values(params))
+        self._check(config, packed, stream)
         self.function.launch(
             config.grid,
             config.block,
@@ -212,7 +259,14 @@ class Kernel:
             stream,
         )
 
-    def _check(self, config: LaunchConfig, packed: bytes) -> None:
+    def _values(self, params: object) -> dict[str, Any]:
+        if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
+            raise ArgumentError(f"{self.symbol}: params is {shown(params)}; it takes bytes, or values by their names")
+        return dict(params)
+
+    def _check(self, config: LaunchConfig, packed: bytes, stream: int) -> None:
+        check_type(config, LaunchConfig, "config")
+        check_integer(stream, "stream", most=2**64 - 1)
         if len(packed) != self.params.size:
             raise ArgumentError(f"{self.symbol} takes {self.params.size} bytes of parameters; {len(packed)} were given")
         if (

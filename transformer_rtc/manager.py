@@ -7,17 +7,25 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from . import compiler, sources, static, usage
 from . import launch as gpu
 from .cache import DiskCache, digest
-from .errors import CompilerNotFoundError, SettingsError, TransformerRtcError, UnexpectedCompileError
+from .checks import check_type, is_integer
+from .errors import (
+    ArgumentError,
+    CompilerNotFoundError,
+    SettingsError,
+    TransformerRtcError,
+    UnexpectedCompileError,
+    shown,
+)
 from .launch import Kernel, device_limits
 from .settings import Settings, settings
 from .simulator import SimulatedDevice
-from .spec import Field, KernelSpec, Params, Target, TextSpec
+from .spec import Field, KernelSpec, Params, Target, TextSpec, is_name
 
 __all__ = ["Event", "KernelManager", "manager"]
 
@@ -26,6 +34,21 @@ _T = TypeVar("_T")
 
 # A GPU's ordinal, or a simulated one.
 Device = int | SimulatedDevice
+
+
+def _check_device(device: object) -> None:
+    if not isinstance(device, SimulatedDevice):
+        gpu.check_ordinal(device)
+
+
+def _target_of(spec: object, target: object) -> Target:
+    """Return the target of an architecture, or the one that is given."""
+    check_type(spec, KernelSpec, "spec")
+    if isinstance(target, Target):
+        return target
+    if not is_integer(target, 1, 999):
+        raise ArgumentError(f"target is {shown(target)}; it takes an architecture, such as 90, or a Target")
+    return Target(target)  # type: ignore[arg-type]
 
 
 def _target(device: Device) -> Target:
@@ -153,6 +176,11 @@ class KernelManager:
         identity: Callable[[], str] = compiler.compiler_identity,
         options: Settings = settings,
     ) -> None:
+        check_type(cache, DiskCache, "cache")
+        check_type(options, Settings, "options")
+        for name, function in (("compile_program", compile_program), ("identity", identity)):
+            if not callable(function):
+                raise ArgumentError(f"{name} is {shown(function)}; it takes a callable")
         self.cache = cache
         self.counts: Counter[str] = Counter()
         self._compile_program = compile_program
@@ -165,6 +193,8 @@ class KernelManager:
 
     def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call `callback` for every compile and load from now on; what is returned stops that."""
+        if not callable(callback):
+            raise ArgumentError(f"callback is {shown(callback)}; it takes a callable")
         self._callbacks.append(callback)
 
         def stop() -> None:
@@ -209,7 +239,10 @@ class KernelManager:
             If it must be compiled and cannot be.
         DeviceNotFoundError, DriverError
             If it cannot be loaded.
+        ArgumentError
+            If an argument is not as described.
         """
+        check_type(spec, KernelSpec, "spec")
         return self._load(spec, spec.symbol, spec.params, device, lambda target: self.image(spec, target))
 
     def get_static(
@@ -243,7 +276,7 @@ class KernelManager:
         return self._load((family, symbol), symbol, params, device, image)
 
     def compile(
-        self, text: str, symbol: str, fields: tuple[Field, ...], device: Device, options: tuple[str, ...] = ()
+        self, text: str, symbol: str, fields: Sequence[Field], device: Device, options: Sequence[str] = ()
     ) -> Kernel:
         """Return a caller's own kernel: the same cache, load and launch.
 
@@ -253,14 +286,27 @@ class KernelManager:
             CUDA C++ with an ``extern "C" __global__`` entry named `symbol`. It may include this package's headers.
         symbol : str
             The entry.
-        fields : tuple of Field
+        fields : tuple or list of Field
             Its parameters: one struct by value, which the text knows as ``Params``.
         device : int or SimulatedDevice
             The GPU's ordinal, or a simulated one, on which every access can be checked.
-        options : tuple of str
+        options : tuple or list of str
             For NVRTC, beyond the package's own; the simulator takes those that define macros.
+
+        Raises
+        ------
+        ArgumentError
+            If an argument is not as described.
+        CompileError, CompilerNotFoundError, UnexpectedCompileError, DeviceNotFoundError, DriverError
+            As `get` raises them.
         """
-        spec = TextSpec(text, symbol, tuple(fields), tuple(options))
+        if not is_name(symbol):
+            raise ArgumentError(f"symbol is {shown(symbol)}; it takes the name of the entry")
+
+        def as_tuple(given: Any) -> Any:
+            return tuple(given) if isinstance(given, list) else given
+
+        spec = TextSpec(text, symbol, as_tuple(fields), as_tuple(options))
 
         def image(target: Target) -> Image:
             usage.observe(spec)
@@ -275,6 +321,8 @@ class KernelManager:
 
     def is_compiled(self, spec: KernelSpec, device: Device) -> bool:
         """Whether `get` would not compile."""
+        check_type(spec, KernelSpec, "spec")
+        _check_device(device)
         if (spec, device) in self._kernels:
             return True
         target = _target(device)
@@ -282,7 +330,7 @@ class KernelManager:
 
     def in_memory(self, spec: KernelSpec, target: int | Target) -> bool:
         """Whether `image` would read no file."""
-        return (spec, Target(target) if isinstance(target, int) else target) in self._images
+        return (spec, _target_of(spec, target)) in self._images
 
     def image(self, spec: KernelSpec, target: int | Target) -> Image:
         """Return a kernel's machine code: from disk, else compiled and put there. Needs no device.
@@ -294,9 +342,8 @@ class KernelManager:
         target : int or Target
             An architecture, such as 90; or the simulator's.
         """
-        if isinstance(target, int):
-            target = Target(target)
-        return self._images.get((spec, target), lambda: self._make_image(spec, target))
+        where = _target_of(spec, target)
+        return self._images.get((spec, where), lambda: self._make_image(spec, where))
 
     def _compiler_of(self, target: Target) -> str:
         if not target.simulated:
@@ -407,6 +454,8 @@ class KernelManager:
     def _load(
         self, key: Hashable, symbol: str, params: Params, device: Device, image: Callable[[Target], Image]
     ) -> Kernel:
+        _check_device(device)
+
         def make() -> Kernel:
             target = _target(device)
             data, kind, origin = image(target)

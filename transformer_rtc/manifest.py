@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import _native, dispatch, usage
+from .checks import path_of
 from .dispatch import Argument, Asked, Request, operators
-from .errors import ArgumentError
+from .errors import ArgumentError, shown
 from .settings import settings
 from .spec import DTYPES, DeviceLimits, Field, TextSpec
 
@@ -108,6 +108,8 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
     def refuse(what: str) -> ArgumentError:
         return ArgumentError(f"{where}: {what}")
 
+    if not isinstance(text, str):
+        raise refuse(f"it is {shown(text)}, and no text")
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -126,7 +128,7 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
     if not isinstance(given, dict) or not given.keys() <= set(names):
         raise refuse(f"dtypes is {given!r}; it must have data types of {', '.join(names)}")
     for array, dtype in given.items():
-        if dtype is not None and dtype not in _BY_NAME:
+        if dtype is not None and not (isinstance(dtype, str) and dtype in _BY_NAME):
             raise refuse(f"the data type of {array} is {dtype!r}; it must be one of {', '.join(_BY_NAME)}")
     flags = {flag: fields.get(flag, False) for flag in ("per_head", "margin")}
     numbers = {"columns": fields["columns"], "max_ctas_per_row": fields.get("max_ctas_per_row", _MOST_CTAS)}
@@ -154,22 +156,16 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
 
 def _parse_kernel(fields: dict[str, Any], refuse: Callable[[str], ArgumentError]) -> TextSpec:
     name, text, pairs, options = (fields[field] for field in ("kernel", "text", "fields", "options"))
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise refuse(f"kernel is {name!r}; it must be the name of a function")
-    if not isinstance(text, str):
-        raise refuse("text must be a string")
-    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+    if not isinstance(options, list):
         raise refuse(f"options is {options!r}; it must be strings")
     if not isinstance(pairs, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs
     ):
         raise refuse(f"fields is {pairs!r}; it must be pairs of a name and a type")
-    spec = TextSpec(text, name, tuple(Field(*pair) for pair in pairs), tuple(options))
     try:
-        spec.params  # noqa: B018
-    except ValueError as error:
-        raise refuse(f"fields: {error}") from None
-    return spec
+        return TextSpec(text, name, tuple(Field(*pair) for pair in pairs), tuple(options))
+    except ArgumentError as error:
+        raise refuse(str(error)) from None
 
 
 def read(path: str | os.PathLike[str]) -> list[ManifestEntry]:
@@ -180,15 +176,16 @@ def read(path: str | os.PathLike[str]) -> list[ManifestEntry]:
     ArgumentError
         If it cannot be read, or a line is none of a manifest; it says which one.
     """
+    name = path_of(path, "manifest")
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(name, encoding="utf-8") as file:
             lines = file.read().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"the manifest {os.fspath(path)} cannot be read: {error}") from error
+        raise ArgumentError(f"the manifest {name} cannot be read: {error}") from error
     found: dict[str, ManifestEntry] = {}
     for number, text in enumerate(lines, 1):
         if text.strip():
-            entry = parse(text, f"{os.fspath(path)}:{number}")
+            entry = parse(text, f"{name}:{number}")
             found[line(entry)] = entry
     return list(found.values())
 
@@ -263,11 +260,11 @@ def record(path: str | os.PathLike[str] | None = None) -> Iterator[list[Manifest
     ArgumentError
         If the file cannot be written.
     """
-    recorder = _Recorder(None if path is None else os.fspath(path))
+    recorder = _Recorder(None if path is None else path_of(path, "path"))
     try:
         recorder.open()
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"path is {os.fspath(path or '')!r}, which cannot be written: {error}") from error
+        raise ArgumentError(f"path is {path!r}, which cannot be written: {error}") from error
     usage.observers.append(recorder.add)
     try:
         # A plan, and a kernel, is made once in a process: what was asked for before is asked for no more.

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from .cache import DiskCache, parse_entry
+from .checks import check_type, path_of
 from .errors import PackError
 
 __all__ = ["pack", "unpack"]
@@ -48,7 +49,11 @@ def pack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
     ------
     PackError
         If the file cannot be written.
+    ArgumentError
+        If `cache` or `path` is none.
     """
+    check_type(cache, DiskCache, "cache")
+    path = path_of(path, "path")
     packed, left_out = [], []
     beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
@@ -118,7 +123,11 @@ def unpack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
     ------
     PackError
         If the file is no pack or damaged, or the cache cannot be written.
+    ArgumentError
+        If `cache` or `path` is none.
     """
+    check_type(cache, DiskCache, "cache")
+    path = path_of(path, "path")
     added: list[str] = []
     kept: list[str] = []
     try:

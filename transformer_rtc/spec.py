@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .errors import ArgumentError, shown
+
 __all__ = [
     "ARCHITECTURES",
     "BFLOAT16",
@@ -24,6 +26,22 @@ __all__ = [
     "Params",
     "Target",
 ]
+
+
+def is_name(name: object) -> bool:
+    """Whether it can name a function or a variable of a kernel's text."""
+    return isinstance(name, str) and name.isascii() and name.isidentifier()
+
+
+def is_text(text: object) -> bool:
+    """Whether a compiler can be given it."""
+    if not isinstance(text, str) or "\0" in text:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a half of a surrogate pair
+        return False
+    return True
 
 
 class DType(NamedTuple):
@@ -152,20 +170,27 @@ class Params:
 
     Raises
     ------
-    ValueError
-        If a field's type is unknown or two have one name.
+    ArgumentError
+        If one is no field, its name is none or its type is unknown, or two have one name.
     """
 
     def __init__(self, fields: Iterable[Field]) -> None:
-        self.fields = tuple(fields)
+        try:
+            self.fields = tuple(fields)
+        except Exception:  # an __iter__ of the caller's
+            raise ArgumentError(f"fields is {shown(fields)}; it takes Fields") from None
         self.offsets: dict[str, int] = {}
         code = "<"
         end, alignment = 0, 1
         for field in self.fields:
-            if field.type not in _FIELD_TYPES:
-                raise ValueError(f"field {field.name} has the type {field.type!r}; types are {', '.join(_FIELD_TYPES)}")
+            if not isinstance(field, Field) or not is_name(field.name):
+                raise ArgumentError(f"fields has {shown(field)}; it takes Fields, whose names are C++'s")
+            if not isinstance(field.type, str) or field.type not in _FIELD_TYPES:
+                raise ArgumentError(
+                    f"field {field.name} has the type {shown(field.type)}; types are {', '.join(_FIELD_TYPES)}"
+                )
             if field.name in self.offsets:
-                raise ValueError(f"two fields are named {field.name}")
+                raise ArgumentError(f"two fields are named {field.name}")
             size = struct.calcsize("<" + _FIELD_TYPES[field.type][1])
             padding = -end % size
             code += f"{padding}x{_FIELD_TYPES[field.type][1]}"
@@ -190,12 +215,22 @@ class Params:
 
         Raises
         ------
-        TypeError
-            If a field has no value or a value has no field.
+        ArgumentError
+            If a field has no value, a value has no field, or a value does not fit its field.
         """
         if values.keys() != self.offsets.keys():
-            raise TypeError(f"values for {', '.join(self.offsets)} expected; given: {', '.join(values)}")
-        return self._struct.pack(*(values[field.name] for field in self.fields))
+            raise ArgumentError(f"values for {', '.join(self.offsets)} expected; given: {', '.join(values)}")
+        try:
+            return self._struct.pack(*(values[field.name] for field in self.fields))
+        except Exception as error:  # an __index__ of the caller's
+            for field in self.fields:
+                try:
+                    struct.pack(_FIELD_TYPES[field.type][1], values[field.name])
+                except Exception:
+                    raise ArgumentError(
+                        f"{field.name} must be of the type {field.type}; it is {shown(values[field.name])}"
+                    ) from error
+            raise
 
 
 class KernelSpec:
@@ -239,12 +274,28 @@ class TextSpec(KernelSpec):
         The kernel's parameters, one struct by value. The text refers to it as ``Params``, which is defined before it.
     options : tuple of str
         NVRTC's options. Not those that name files: what the compiler reads is part of a cache entry's key.
+
+    Raises
+    ------
+    ArgumentError
+        If a value is not as described.
     """
 
     text: str
     name: str
     fields: tuple[Field, ...] = ()
     options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not is_text(self.text):
+            raise ArgumentError(f"text is {shown(self.text)}; it takes CUDA C++")
+        if not is_name(self.name):
+            raise ArgumentError(f"name is {shown(self.name)}; it takes the name of a function")
+        if not isinstance(self.fields, tuple):
+            raise ArgumentError(f"fields is {shown(self.fields)}; it takes a tuple of Fields")
+        if not isinstance(self.options, tuple) or not all(map(is_text, self.options)):
+            raise ArgumentError(f"options is {shown(self.options)}; it takes a tuple of strings")
+        self.params  # noqa: B018  (which checks the fields)
 
     @property
     def symbol(self) -> str:

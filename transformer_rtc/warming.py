@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from . import _native, manifest
 from .arrays import dtype_id
+from .checks import attribute, check_flag, is_integer
 from .dispatch import Argument, Asked, Request, forms, operators
-from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError
+from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .launch import device_limits
 from .manager import KernelManager, manager
 from .manifest import ManifestEntry
@@ -55,12 +58,8 @@ def _names(operator: str) -> dict[str, Argument]:
     """Return the arguments that a warm-up takes for an operator, as its function calls them."""
     found = {}
     for argument in operators()[operator].arguments:
-        if argument.role == "row_values":
-            found["row_scaling" if argument.name == "row_scale" else f"return_{argument.name}"] = argument
-        elif argument.role in _SUMS:
-            found[f"return_{argument.name}"] = argument
-        elif argument.role not in ("rows_out", "real", "integer", "square", "sm_margin", "stream"):
-            found[argument.name] = argument
+        if argument.role not in ("rows_out", "real", "non_negative", "integer", "square", "sm_margin", "stream"):
+            found[argument.keyword] = argument
     return found
 
 
@@ -82,7 +81,15 @@ def _request(
         try:
             return DTYPES[dtype_id(value)]
         except ArgumentError:
-            raise ArgumentError(f"{operator}: {name} is {value!r}; it takes a data type, True, False or None") from None
+            raise ArgumentError(
+                f"{operator}: {name} is {shown(value)}; it takes a data type, True, False or None"
+            ) from None
+
+    def says(name: str) -> bool | None:
+        value = given.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ArgumentError(f"{operator}: {name} is {shown(value)}; it takes True, False or None")
+        return value
 
     def said_of(argument: Argument, role: str) -> str:
         return next((a.name for a in operators()[operator].arguments if a.role == role and argument.name in a.of), "")
@@ -92,17 +99,19 @@ def _request(
         name = argument.name
         like = types.get(argument.like) or types.get(arrays[0].name) or dtype
         if argument.role in ("rows_out", *_SUMS):
-            kind = chosen(said_of(argument, "dtype_out"), given.get(said_of(argument, "dtype_out")) or True, like)
+            named = said_of(argument, "dtype_out")
+            asked = given.get(named)
+            kind = chosen(named, True if asked is None else asked, like)
             if argument.role == "rows_out":
-                wanted = given.get(said_of(argument, "wanted"), True)
+                wanted: bool | None = says(said_of(argument, "wanted")) is not False
             else:
-                wanted = given.get(f"return_{name}")
+                wanted = says(argument.keyword)
                 if wanted is None:
                     # As the operators' functions have it: of what is given.
                     wanted = types[argument.like] is not None and (name != "dbias" or centred)
             types[name] = kind if wanted else None
         elif argument.role == "row_values":
-            wanted = given.get("row_scaling" if name == "row_scale" else f"return_{name}", False)
+            wanted = says(argument.keyword)
             types[name] = argument.dtypes[0] if wanted else None
         else:
             is_there = not argument.optional or name == "weight" or (name == "bias" and centred)
@@ -112,7 +121,7 @@ def _request(
             default = argument.dtypes[0] if argument.role == "mask" or len(argument.dtypes) == 1 else dtype
             types[name] = chosen(name, given.get(name, is_there), default)
     described = operators()[operator].arguments
-    flags = frozenset(a.name for a in described if a.role == "flag" and given.get(a.name))
+    flags = frozenset(a.name for a in described if a.role == "flag" and says(a.name))
     has_margin = any(a.role == "sm_margin" for a in described)
     columns = manifest.columns_of(operator, columns)
     request = Request(operator, types, columns, per_head, margin and has_margin, flags)
@@ -125,7 +134,7 @@ def _sequence(value: Any, single: tuple[type, ...]) -> list[Any]:
         return [value]
     try:
         return list(value)
-    except TypeError:
+    except Exception:  # an __iter__ of the caller's
         return [value]
 
 
@@ -137,16 +146,21 @@ def _requests(
     known: set[str] = set()
     sizes = _sequence(hidden_sizes, (int,))
     for size in sizes:
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise ArgumentError(f"hidden_sizes has {size!r}; it takes integers")
-    kinds = [DTYPES[dtype_id(dtype)] for dtype in _sequence(dtypes, (str, type))]
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)):
+            raise ArgumentError(f"hidden_sizes has {shown(size)}; it takes integers")
+    kinds = []
+    for dtype in _sequence(dtypes, (str, type)):
+        try:
+            kinds.append(DTYPES[dtype_id(dtype)])
+        except ArgumentError as error:
+            raise ArgumentError(f"dtypes has {shown(dtype)}: {error}") from None
     functions = _sequence(named, (str,))
     if not functions and (kinds or sizes or arguments):
         raise ArgumentError("dtypes, hidden_sizes and arguments are those of operators, and none is named")
     for operator in functions:
-        name = operator if isinstance(operator, str) else getattr(operator, "__name__", repr(operator))
-        if name not in public:
-            raise ArgumentError(f"operators has {operator!r}; it takes {', '.join(public)}")
+        name = operator if isinstance(operator, str) else attribute(operator, "__name__")
+        if not isinstance(name, str) or name not in public:
+            raise ArgumentError(f"operators has {shown(operator)}; it takes {', '.join(public)}")
         if not kinds or not sizes:
             raise ArgumentError(f"{name} needs dtypes and hidden_sizes, such as 'bfloat16' and 4096")
         own, gives = public[name]
@@ -168,8 +182,8 @@ def _limits(architectures: Any) -> list[DeviceLimits]:
     found = []
     accepted = {f"sm_{number}": limits for number, limits in ARCHITECTURES.items()}
     for name in _sequence(architectures, (str,)):
-        if name not in accepted:
-            raise ArgumentError(f"architectures has {name!r}; it takes {', '.join(accepted)}")
+        if not isinstance(name, str) or name not in accepted:
+            raise ArgumentError(f"architectures has {shown(name)}; it takes {', '.join(accepted)}")
         found.append(accepted[name])
     return found
 
@@ -268,11 +282,14 @@ def warmup(
     DeviceNotFoundError, DriverError
         If there is no GPU and no architecture is named.
     """
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise ArgumentError(f"threads is {threads!r}; it takes a positive integer, or None")
+    if threads is not None and not is_integer(threads, 1, 2**31 - 1):
+        raise ArgumentError(f"threads is {shown(threads)}; it takes a positive integer, or None")
+    check_flag(per_head, "per_head")
+    check_flag(sm_margin, "sm_margin")
+    if not isinstance(progress, bool) and not callable(progress):
+        raise ArgumentError(f"progress is {shown(progress)}; it takes True, False or a callable")
     entries: list[ManifestEntry] = [
-        Asked(request)
-        for request in _requests(operators, dtypes, hidden_sizes, bool(per_head), bool(sm_margin), arguments)
+        Asked(request) for request in _requests(operators, dtypes, hidden_sizes, per_head, sm_margin, arguments)
     ]
     entries += _entries(manifest)
     if not entries:
@@ -295,7 +312,7 @@ def _entries(given: Any) -> list[ManifestEntry]:
     found = list(given) if isinstance(given, Iterable) else [given]
     for entry in found:
         if not isinstance(entry, ManifestEntry):
-            raise ArgumentError(f"manifest has {entry!r}; it takes a file's path, or what record() has yielded")
+            raise ArgumentError(f"manifest has {shown(entry)}; it takes a file's path, or what record() has yielded")
     return found
 
 

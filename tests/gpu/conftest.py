@@ -78,6 +78,9 @@ class Renamed:
         self.operator = operator
         self.static_program = FAMILY.static_program
 
+    def check(self, request):
+        FAMILY.check(request._replace(operator=self.operator))
+
     def static(self, request):
         return FAMILY.static(request._replace(operator=self.operator))
 

@@ -95,7 +95,7 @@ def test_parameters_of_another_size_are_refused(fill):
     for params in (b"", bytes(fill.params.size - 1), bytes(fill.params.size + 1)):
         with pytest.raises(ArgumentError, match=f"fill takes 16 bytes of parameters; {len(params)} were given"):
             fill.launch_plain((1, 1, 1), (32, 1, 1), params)
-    with pytest.raises(TypeError, match="values for out, value, count expected"):
+    with pytest.raises(ArgumentError, match="values for out, value, count expected"):
         fill.launch_plain((1, 1, 1), (32, 1, 1), {"out": 0})
 
 

@@ -106,7 +106,7 @@ def test_the_default_streams_handles_are_streams(handle, gpu, work):
 def test_an_output_is_allocated_for_the_stream_that_writes_it(gpu):
     # The allocator gives memory again to whom it belongs: a wrong stream there is a race later.
     torch = gpu.module
-    framework = arrays._Torch("test")
+    framework = arrays._Torch({"x": (FLOAT32,)})
     default, side = torch.cuda.default_stream(), torch.cuda.Stream()
     for current in (default, side):
         with torch.cuda.stream(current):

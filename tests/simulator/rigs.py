@@ -210,6 +210,9 @@ class Configured:
         self.config, self.operator = config, operator
         self.static_program = FAMILY.static_program
 
+    def check(self, request):
+        FAMILY.check(request._replace(operator=self.operator))
+
     def static(self, request):
         return FAMILY.static(request._replace(operator=self.operator))
 

@@ -402,7 +402,7 @@ def test_a_new_length_in_a_bucket_makes_no_plan(monkeypatch, rng):
         monkeypatch.setattr(made, "_plan", None)
         native = _native.Operator(
             "softmax", dispatch.native_arguments(operator.arguments),
-            lambda *request: asked.append(request[3]) or plan(*request),
+            lambda *request: asked.append(request[3]) or plan(*request), operator._check,
             lambda values: arrays.call(native, operator.arguments, values, dispatch._simulating_on_host),
             arrays.framework_of, dispatch._chosen, BUCKETS,
         )  # fmt: skip
@@ -445,7 +445,7 @@ REFUSED = {
     "an unknown mode": ({"causal": "lower"}, "causal must be 'upper_triangular', 'aligned' or None; it is 'lower'"),
     "more keys": (
         {"causal": "upper_triangular"},
-        r"upper_triangular needs as many queries as keys; the shape of x is \(2, 3, 4, 8\)",
+        r"causal='upper_triangular' needs as many queries as keys; the shape of x is \(2, 3, 4, 8\)",
     ),
     "a window without a mode": ({"window": 3}, "window needs a causal mode; it is 3 and causal is None"),
     "a window of none": ({"causal": "aligned", "window": 0}, "window must be a number of keys of at least 1; it is 0"),
@@ -475,7 +475,10 @@ REFUSED = {
     "a mask of strided keys": ({"mask": np.zeros((4, 16), bool)[:, ::2]}, "mask must be contiguous in its last dim"),
     "a mask that is overwritten": ({"mask": "out"}, "out must not overlap mask"),
     "a scale of nothing": ({"scale": float("nan")}, "scale must be finite; it is nan in float32"),
-    "an output of float64": ({"out_dtype": "float64"}, "a data type must be one of"),
+    "an output of float64": (
+        {"out_dtype": "float64"},
+        "out_dtype must be one of float32, float16, bfloat16; it is 'float64'",
+    ),
     "an output of bytes": ({"out_dtype": "int8"}, "out_dtype must be one of float32, float16, bfloat16; it is int8"),
 }
 

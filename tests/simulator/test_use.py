@@ -315,10 +315,10 @@ def test_using_is_left_as_it_was_found(operators):
     [
         ({"architecture": 75}, "architecture is 75; it takes 80, 89, 90, 100, 120"),
         ({"order": "fifo"}, "order is 'fifo'; it takes first_in, last_in, random"),
-        ({"seed": -1}, r"seed is -1; it takes 0 to 2\*\*64 - 1"),
+        ({"seed": -1}, "seed is -1; it takes an integer from 0 to 18446744073709551615"),
         ({"seed": 2**64}, "seed is 18446744073709551616"),
         ({"seed": 0.5}, "seed is 0.5"),
-        ({"multiprocessors": 0}, "multiprocessors is 0; it takes 1 to 1024"),
+        ({"multiprocessors": 0}, "multiprocessors is 0; it takes an integer from 1 to 1024"),
     ],
 )
 def test_devices_that_cannot_be_are_refused(options, message):
@@ -386,7 +386,7 @@ def test_parameters_of_another_size_are_refused(writes, manager):
     for wrong in (packed[:-1], packed + b"\0", b""):
         with pytest.raises(ArgumentError, match=f"writes takes 16 bytes of parameters; {len(wrong)} were given"):
             kernel.launch_plain(ONE, (32, 1, 1), wrong)
-    with pytest.raises(TypeError, match="values for out, value expected"):
+    with pytest.raises(ArgumentError, match="values for out, value expected"):
         kernel.launch_plain(ONE, (32, 1, 1), {"out": out})
     with pytest.raises(ArgumentError, match="out must be an address or a numpy array"):
         kernel.launch_plain(ONE, (32, 1, 1), {"out": [1, 2], "value": 3})

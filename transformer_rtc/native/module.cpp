@@ -155,13 +155,21 @@ py::object to_dlpack(const std::shared_ptr<Buffer>& buffer, std::vector<int64_t>
 py::tuple read_dlpack(py::capsule capsule) {
   const DLTensor* tensor;
   bool read_only = false;
-  if (std::strcmp(capsule.name(), "dltensor_versioned") == 0) {
+  const char* name = capsule.name();
+  if (name != nullptr && std::strcmp(name, "dltensor_versioned") == 0) {
     const auto* managed = capsule.get_pointer<DLManagedTensorVersioned>();
     if (managed->version.major != 1) throw PackageError{"ArgumentError", "a DLPack tensor of an unknown version"};
     tensor = &managed->tensor;
     read_only = (managed->flags & 1) != 0;
   } else {
+    // What a used capsule or another's points to is unknown.
+    if (name == nullptr || std::strcmp(name, "dltensor") != 0) {
+      throw PackageError{"ArgumentError", "a capsule that is no unused DLPack tensor"};
+    }
     tensor = &capsule.get_pointer<DLManagedTensor>()->tensor;
+  }
+  if (tensor->ndim < 0 || (tensor->ndim > 0 && tensor->shape == nullptr)) {
+    throw PackageError{"ArgumentError", "a DLPack tensor without a shape"};
   }
   if (tensor->dtype.lanes != 1) throw PackageError{"ArgumentError", "a DLPack tensor of vectors"};
   const View view = view_of(*tensor);
@@ -290,6 +298,7 @@ PYBIND11_MODULE(_native, module) {
       .value("HEAD_VALUES", Role::head_values)
       .value("VALUE_OUT", Role::value_out)
       .value("REAL", Role::real)
+      .value("NON_NEGATIVE", Role::non_negative)
       .value("INTEGER", Role::integer)
       .value("FLAG", Role::flag)
       .value("SQUARE", Role::square)
@@ -367,20 +376,23 @@ PYBIND11_MODULE(_native, module) {
   plan.attr("OF_HEADS") = Plan::kOfHeads;
 
   py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
-      .def(py::init([](std::string name,
-                       std::vector<std::tuple<Role, std::string, std::vector<DtypeId>, bool, int, std::vector<int>>>
-                           arguments,
-                       py::object plan, py::object slow_call, py::object framework_of, py::object implementation,
-                       std::vector<int64_t> buckets) {
-             std::vector<Argument> list;
-             for (auto& [role, argument, dtypes, optional, like, of] : arguments) {
-               list.push_back({role, argument, dtypes, optional, like, of});
-             }
-             return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), slow_call.ptr(),
-                                               framework_of.ptr(), implementation.ptr(), std::move(buckets));
-           }),
-           py::arg("name"), py::arg("arguments"), py::arg("plan"), py::arg("slow_call"), py::arg("framework_of"),
-           py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
+      .def(
+          py::init([](std::string name,
+                      std::vector<
+                          std::tuple<Role, std::string, std::string, std::vector<DtypeId>, bool, int, std::vector<int>>>
+                          arguments,
+                      py::object plan, py::object check, py::object slow_call, py::object framework_of,
+                      py::object implementation, std::vector<int64_t> buckets) {
+            std::vector<Argument> list;
+            for (auto& [role, argument, called, dtypes, optional, like, of] : arguments) {
+              list.push_back({role, argument, called, dtypes, optional, like, of});
+            }
+            return std::make_shared<Operator>(std::move(name), std::move(list), plan.ptr(), check.ptr(),
+                                              slow_call.ptr(), framework_of.ptr(), implementation.ptr(),
+                                              std::move(buckets));
+          }),
+          py::arg("name"), py::arg("arguments"), py::arg("plan"), py::arg("check"), py::arg("slow_call"),
+          py::arg("framework_of"), py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
       .def_property_readonly("name", &Operator::name)
       .def("run_views", &run_views)
       .def("entry", [](py::object self) {

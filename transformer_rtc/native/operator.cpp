@@ -16,6 +16,7 @@ namespace {
 bool is_array(Role role) {
   switch (role) {
     case Role::real:
+    case Role::non_negative:
     case Role::integer:
     case Role::flag:
     case Role::square:
@@ -64,10 +65,15 @@ void put(char* params, int offset, T value) {
   std::memcpy(params + offset, &value, sizeof(T));
 }
 
-bool truth(PyObject* value) {
-  const int truth = PyObject_IsTrue(value);
-  if (truth < 0) throw PythonErrorSet{};
-  return truth != 0;
+// Python's or numpy's.
+bool is_bool(PyObject* value) {
+  const char* type = Py_TYPE(value)->tp_name;
+  return PyBool_Check(value) || std::strcmp(type, "numpy.bool") == 0 || std::strcmp(type, "numpy.bool_") == 0;
+}
+
+// What a message says of a value: its repr may fail, or have no end.
+std::string shown(PyObject* value) {
+  return py::module_::import("transformer_rtc.errors").attr("shown")(py::handle(value)).cast<std::string>();
 }
 
 int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
@@ -98,17 +104,6 @@ struct Operator::Outputs {
   }
 };
 
-DtypeId dtype_from_object(PyObject* cache, PyObject* object) {
-  PyObject* known = PyDict_GetItemWithError(cache, object);  // borrowed
-  if (known == nullptr) {
-    PyErr_Clear();  // unhashable: let the slow way say what is wrong
-    py::object id = py::module_::import("transformer_rtc.arrays").attr("dtype_id")(py::handle(object));
-    if (PyDict_SetItem(cache, object, id.ptr()) != 0) PyErr_Clear();
-    return id.cast<DtypeId>();
-  }
-  return static_cast<DtypeId>(PyLong_AsLong(known));
-}
-
 size_t Operator::KeyHash::operator()(const Key& key) const {
   uint64_t hash = 0xcbf29ce484222325u;
   for (uint64_t word : key) {
@@ -118,11 +113,12 @@ size_t Operator::KeyHash::operator()(const Key& key) const {
   return hash;
 }
 
-Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* plan, PyObject* slow_call,
-                   PyObject* framework_of, PyObject* implementation, std::vector<int64_t> buckets)
+Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* plan, PyObject* check,
+                   PyObject* slow_call, PyObject* framework_of, PyObject* implementation, std::vector<int64_t> buckets)
     : name_(std::move(name)),
       arguments_(std::move(arguments)),
       plan_(Py_NewRef(plan)),
+      check_(Py_NewRef(check)),
       slow_call_(Py_NewRef(slow_call)),
       framework_of_(Py_NewRef(framework_of)),
       implementation_(Py_NewRef(implementation)),
@@ -162,13 +158,40 @@ void Operator::refuse(const std::string& argument, const std::string& what) cons
   throw_argument_error(name_ + ": " + argument + " " + what);
 }
 
+void Operator::refuse_dtype(const Argument& argument, const std::string& given) const {
+  std::string names;
+  for (DtypeId accepted : argument.dtypes) names += (names.empty() ? "" : ", ") + dtype_name(accepted);
+  refuse(argument.called, "must be one of " + names + "; it is " + given);
+}
+
 void Operator::check_dtype(const Argument& argument, DtypeId dtype) const {
   for (DtypeId accepted : argument.dtypes) {
     if (accepted == dtype) return;
   }
-  std::string names;
-  for (DtypeId accepted : argument.dtypes) names += (names.empty() ? "" : ", ") + dtype_name(accepted);
-  refuse(argument.name, "must be one of " + names + "; it is " + dtype_name(dtype));
+  refuse_dtype(argument, dtype_name(dtype));
+}
+
+DtypeId Operator::dtype_of(const Argument& argument, PyObject* object) {
+  PyObject* known = PyDict_GetItemWithError(dtypes_seen_, object);  // borrowed
+  if (known == nullptr) {
+    PyErr_Clear();  // unhashable: let the slow way say what is wrong
+    py::object id;
+    try {
+      id = py::module_::import("transformer_rtc.arrays").attr("dtype_id")(py::handle(object));
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_ValueError)) throw;
+      refuse_dtype(argument, shown(object));
+    }
+    if (PyDict_SetItem(dtypes_seen_, object, id.ptr()) != 0) PyErr_Clear();
+    return id.cast<DtypeId>();
+  }
+  return static_cast<DtypeId>(PyLong_AsLong(known));
+}
+
+bool Operator::truth(const Argument& argument, PyObject* value) const {
+  if (value == Py_True || value == Py_False) return value == Py_True;
+  if (!is_bool(value)) refuse(argument.called, "must be True or False; it is " + shown(value));
+  return PyObject_IsTrue(value) == 1;
 }
 
 const Operator::Framework& Operator::framework(PyTypeObject* type, int array, const std::string& argument) {
@@ -213,30 +236,35 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
       case Role::row_values:
       case Role::column_values:
       case Role::head_sums:
-        call.wanted[array] = truth(value);
+        call.wanted[array] = truth(argument, value);
         if (argument.role == Role::row_values) call.dtypes[array] = argument.dtypes[0];
         ++array;
         break;
       case Role::wanted: {
-        const bool wanted = truth(value);
+        const bool wanted = truth(argument, value);
         for (int output : argument.of) call.wanted[output] = wanted;
         break;
       }
       case Role::dtype_out:
         if (value != Py_None) {
-          const DtypeId dtype = dtype_from_object(dtypes_seen_, value);
+          const DtypeId dtype = dtype_of(argument, value);
           check_dtype(argument, dtype);
           for (int output : argument.of) call.dtypes[output] = dtype;
         }
         break;
-      case Role::real: {
+      case Role::real:
+      case Role::non_negative: {
         const double number = PyFloat_AsDouble(value);
-        if (number == -1.0 && PyErr_Occurred()) {
+        if (is_bool(value) || (number == -1.0 && PyErr_Occurred())) {
           PyErr_Clear();
-          refuse(argument.name, std::string("must be a real number; it is of type ") + Py_TYPE(value)->tp_name);
+          refuse(argument.called, std::string("must be a real number; it is of type ") + Py_TYPE(value)->tp_name);
         }
         if (!std::isfinite(static_cast<float>(number))) {
-          refuse(argument.name, "must be finite; it is " + std::to_string(static_cast<float>(number)) + " in float32");
+          refuse(argument.called,
+                 "must be finite; it is " + std::to_string(static_cast<float>(number)) + " in float32");
+        }
+        if (argument.role == Role::non_negative && number < 0) {
+          refuse(argument.called, "must not be negative; it is " + shown(value));
         }
         call.reals[real++] = number;
         break;
@@ -245,25 +273,23 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
         const Py_ssize_t number = PyBool_Check(value) ? INT64_MIN : PyNumber_AsSsize_t(value, nullptr);
         if (number < INT32_MIN || number > INT32_MAX || PyErr_Occurred()) {
           PyErr_Clear();
-          refuse(argument.name,
-                 "must be an integer of 32 bits; it is " + py::repr(py::handle(value)).cast<std::string>());
+          refuse(argument.called, "must be an integer of 32 bits; it is " + shown(value));
         }
         call.integers[integer++] = static_cast<int32_t>(number);
         break;
       }
       case Role::flag:
-        call.flags |= static_cast<uint32_t>(truth(value)) << flag++;
+        call.flags |= static_cast<uint32_t>(truth(argument, value)) << flag++;
         break;
       case Role::square:
-        call.square = truth(value);
+        call.square = truth(argument, value);
         break;
       case Role::sm_margin:
         // Beyond 2^63 - 1 it is that: more than any device has.
         call.sm_margin = PyBool_Check(value) ? -1 : PyNumber_AsSsize_t(value, nullptr);
         if (call.sm_margin < 0) {
           PyErr_Clear();
-          refuse(argument.name,
-                 "must be a non-negative integer; it is " + py::repr(py::handle(value)).cast<std::string>());
+          refuse(argument.called, "must be a non-negative integer; it is " + shown(value));
         }
         break;
       case Role::stream:
@@ -295,10 +321,10 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     PyObject* object = arguments[array.position];
     if (array.made) continue;
     if (object == Py_None) {
-      if (array.required) refuse(argument.name, "must be an array; it is None");
+      if (array.required) refuse(argument.called, "must be an array; it is None");
       continue;
     }
-    const Framework& owner = framework(Py_TYPE(object), index, argument.name);
+    const Framework& owner = framework(Py_TYPE(object), index, argument.called);
     if (owner.api == nullptr || (api != nullptr && owner.api != api)) {
       slow = true;
       break;
@@ -308,13 +334,14 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     DLTensor tensor;
     if (api->tensor_from_object(object, &tensor) != 0) {
       py::error_already_set error;
-      refuse(argument.name, std::string("is a tensor without memory of its own: ") + error.what());
+      const std::string what = error.what();  // its other lines are a trace
+      refuse(argument.called, "is a tensor without memory of its own: " + what.substr(0, what.find('\n')));
     }
     if (tensor.device.type != kDLCUDA) {
       slow = true;
       break;
     }
-    if (tensor.dtype.lanes != 1) refuse(argument.name, "must not have a vector data type");
+    if (tensor.dtype.lanes != 1) refuse(argument.called, "must not have a vector data type");
     call.views[index] = view_of(tensor);
     call.objects[index] = object;
   }
@@ -337,10 +364,10 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
         py::object required = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, requires_grad));
         if (!required) throw PythonErrorSet{};
         if (required.ptr() == Py_True) {
-          refuse(argument.name,
+          refuse(argument.called,
                  "requires grad, and this operator records no gradient: call it under torch.no_grad() or "
                  "torch.inference_mode(), or pass " +
-                     argument.name + ".detach()");
+                     argument.called + ".detach()");
         }
       }
     }
@@ -351,12 +378,25 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
   return run(call, allocator, static_cast<CUstream>(stream));
 }
 
+py::object Operator::ask(PyObject* callback, const Call& call, const Layout& layout, int64_t columns) const {
+  py::tuple dtypes(arrays_.size());
+  for (size_t i = 0; i < arrays_.size(); ++i) dtypes[i] = py::int_(call.dtypes[i]);
+  py::object answer = py::reinterpret_steal<py::object>(PyObject_CallFunction(
+      callback, "iiOLOOI", call.implementation, call.views[0].device, dtypes.ptr(), static_cast<long long>(columns),
+      layout.per_head ? Py_True : Py_False, call.sm_margin > 0 ? Py_True : Py_False, call.flags));
+  if (!answer) throw PythonErrorSet{};
+  return answer;
+}
+
+int64_t Operator::bucket_of(int64_t columns) const {
+  return buckets_.empty() ? columns : *std::lower_bound(buckets_.begin(), buckets_.end(), columns);
+}
+
 const Plan& Operator::plan(const Call& call, const Layout& layout) {
   Key key{};
   const int device = call.views[0].device;
   const bool margin = call.sm_margin > 0;
-  int64_t columns = layout.geometry.columns;
-  if (!buckets_.empty()) columns = *std::lower_bound(buckets_.begin(), buckets_.end(), columns);
+  const int64_t columns = bucket_of(layout.geometry.columns);
   key[0] = static_cast<uint64_t>(call.flags) << 48 | static_cast<uint64_t>(call.implementation) << 34 |
            static_cast<uint64_t>(margin) << 33 | static_cast<uint64_t>(layout.per_head) << 32 |
            static_cast<uint32_t>(device);
@@ -366,13 +406,7 @@ const Plan& Operator::plan(const Call& call, const Layout& layout) {
 
   auto found = plans_.find(key);
   if (found == plans_.end()) {
-    py::tuple dtypes(arrays_.size());
-    for (size_t i = 0; i < arrays_.size(); ++i) dtypes[i] = py::int_(call.dtypes[i]);
-    py::object made = py::reinterpret_steal<py::object>(PyObject_CallFunction(
-        plan_, "iiOLOOI", call.implementation, device, dtypes.ptr(), static_cast<long long>(columns),
-        layout.per_head ? Py_True : Py_False, margin ? Py_True : Py_False, call.flags));
-    if (!made) throw PythonErrorSet{};
-    found = plans_.emplace(key, made.cast<const Plan&>()).first;
+    found = plans_.emplace(key, ask(plan_, call, layout, columns).cast<const Plan&>()).first;
   }
   last_key_ = key;
   last_plan_ = &found->second;
@@ -380,8 +414,8 @@ const Plan& Operator::plan(const Call& call, const Layout& layout) {
 }
 
 void Operator::check_view(const Array& array, const View& view, const View& first, Layout& layout) const {
-  const std::string& name = array.argument->name;
-  const std::string& first_name = arguments_[0].name;
+  const std::string& name = array.argument->called;
+  const std::string& first_name = arguments_[0].called;
   const int64_t columns = first.shape[first.ndim - 1];
   check_dtype(*array.argument, view.dtype);
   if (view.device != first.device) {
@@ -452,7 +486,7 @@ void Operator::check_mask(const std::string& name, const View& view, const View&
     broadcasts = view.shape[i] == first.shape[missing + i] || (view.shape[i] == 1 && i + 1 < view.ndim);
   }
   if (!broadcasts) {
-    refuse(name, "must have the shape of " + arguments_[0].name + ", " + first.shape_text() +
+    refuse(name, "must have the shape of " + arguments_[0].called + ", " + first.shape_text() +
                      ", or one that is broadcast to it along dimensions before the last; it has " + view.shape_text());
   }
   if (view.size() > 0 && view.shape[view.ndim - 1] > 1 && view.stride(view.ndim - 1) != 1) {
@@ -481,7 +515,7 @@ void Operator::check_mask(const std::string& name, const View& view, const View&
 
 Operator::Layout Operator::check(Call& call) const {
   const View& first = call.views[0];
-  const std::string& first_name = arguments_[0].name;
+  const std::string& first_name = arguments_[0].called;
   if (first.ndim < 1) refuse(first_name, "must have at least one dimension; it is a scalar");
   Layout layout;
   const View* row_views[kMaxArrays];
@@ -492,10 +526,10 @@ Operator::Layout Operator::check(Call& call) const {
     results += call.wanted[i];
     if (call.objects[i] != nullptr) {
       if (array.wanted_by != nullptr && !call.wanted[i]) {
-        refuse(array.argument->name, "was given, but " + array.wanted_by->name + " is False");
+        refuse(array.argument->called, "was given, but " + array.wanted_by->name + " is False");
       }
       if (call.dtypes[i] != 0 && call.dtypes[i] != view.dtype) {
-        refuse(array.argument->name,
+        refuse(array.argument->called,
                "is " + dtype_name(view.dtype) + " where " + dtype_name(call.dtypes[i]) + " was asked for");
       }
       call.dtypes[i] = view.dtype;
@@ -523,7 +557,7 @@ Operator::Layout Operator::check(Call& call) const {
   if (!collapse_rows(row_views, row_count, geometry, strides)) {
     std::string names;
     for (int i = 0; i < row_count; ++i) {
-      names += (names.empty() ? "" : " and ") + arrays_[row_index[i]].argument->name;
+      names += (names.empty() ? "" : " and ") + arrays_[row_index[i]].argument->called;
     }
     refuse(names, "must have leading dimensions that collapse to at most two strides; the shape is " +
                       first.shape_text() + ": pass a contiguous array");
@@ -537,7 +571,8 @@ Operator::Layout Operator::check(Call& call) const {
   if (first.ndim >= 3) layout.matrix_heads = first.shape[first.ndim - 3];
   for (const Argument& argument : arguments_) {
     if (argument.role == Role::square && call.square && layout.queries != columns) {
-      refuse(argument.name, "needs as many queries as keys; the shape of " + first_name + " is " + first.shape_text());
+      refuse(argument.called + "='" + argument.name + "'",
+             "needs as many queries as keys; the shape of " + first_name + " is " + first.shape_text());
     }
   }
   bool by_query = call.flags != 0;
@@ -564,16 +599,17 @@ void Operator::check_overlap(const Call& call, const Layout& layout) const {
     if (arrays_[i].role == Role::mask) return extent_of_strided(view);
     return arrays_[i].of_rows ? extent_of(geometry, view, layout.strides[i]) : extent_of(view);
   };
+  const auto given = [&](size_t i) { return call.objects[i] != nullptr && call.views[i].size() > 0; };
   for (size_t out = 0; out < arrays_.size(); ++out) {
-    if (!arrays_[out].written || call.objects[out] == nullptr) continue;
-    const std::string& name = arrays_[out].argument->name;
+    if (!arrays_[out].written || !given(out)) continue;
+    const std::string& name = arrays_[out].argument->called;
     const View& a = call.views[out];
     const RowStrides& a_strides = layout.strides[out];
     if (arrays_[out].of_rows && rows_overlap(geometry, a_strides)) refuse(name, "has rows that overlap each other");
     for (size_t other = 0; other < arrays_.size(); ++other) {
       // Of two written arrays, the later one is told.
-      if (call.objects[other] == nullptr || (arrays_[other].written && other >= out)) continue;
-      const std::string& other_name = arrays_[other].argument->name;
+      if (!given(other) || (arrays_[other].written && other >= out)) continue;
+      const std::string& other_name = arrays_[other].argument->called;
       const View& b = call.views[other];
       const RowStrides& b_strides = layout.strides[other];
       if (!arrays_[out].of_rows || !arrays_[other].of_rows) {
@@ -617,17 +653,21 @@ void Operator::make_outputs(Call& call, Layout& layout, Allocator& allocator, Ou
   }
 }
 
+void Operator::check_margin(const Call& call, int64_t multiprocessors) const {
+  for (const Argument& argument : arguments_) {
+    if (argument.role == Role::sm_margin && call.sm_margin >= multiprocessors) {
+      refuse(argument.called, "must leave at least one of " + std::to_string(multiprocessors) +
+                                  " multiprocessors; it is " + std::to_string(call.sm_margin));
+    }
+  }
+}
+
 int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& plan) const {
-  const std::string& first_name = arguments_[0].name;
+  const std::string& first_name = arguments_[0].called;
   const bool in_turn = plan.max_groups < Plan::kAnyGroups;
   int64_t most = plan.max_groups;
   if (call.sm_margin > 0) {
-    for (const Argument& argument : arguments_) {
-      if (argument.role == Role::sm_margin && call.sm_margin >= plan.multiprocessors) {
-        refuse(argument.name, "must leave at least one of " + std::to_string(plan.multiprocessors) +
-                                  " multiprocessors; it is " + std::to_string(call.sm_margin));
-      }
-    }
+    check_margin(call, plan.multiprocessors);
     most = std::max<int64_t>(1, most * (plan.multiprocessors - call.sm_margin) / plan.multiprocessors);
   }
   const int64_t groups = (layout.geometry.rows + plan.rows_per_cta - 1) / plan.rows_per_cta;
@@ -687,7 +727,10 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
   const Geometry& geometry = layout.geometry;
   const bool empty = geometry.rows == 0;
   Outputs outputs;
+  check_overlap(call, layout);
   if (empty) {
+    // Refused as rows would be, without a kernel.
+    check_margin(call, ask(check_, call, layout, bucket_of(geometry.columns)).cast<int64_t>());
     // Sums over no rows are zero; nothing else is written.
     const int64_t column_elements = layout.heads * geometry.columns;
     make_outputs(call, layout, allocator, outputs);
@@ -699,7 +742,6 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
     }
     return outputs.release();
   }
-  check_overlap(call, layout);
   const Plan& plan = this->plan(call, layout);
   const int64_t groups = this->groups(call, layout, plan);
   make_outputs(call, layout, allocator, outputs);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <Python.h>
+#include <pybind11/pytypes.h>
 
 #include <array>
 #include <memory>
@@ -23,6 +24,7 @@ enum class Role {
   head_values,    // input array [heads], of such rows
   value_out,      // array of one element that is written in place, or None
   real,           // float
+  non_negative,   // float that is not below 0
   integer,        // int of 32 bits
   flag,           // bool: which kernels there are
   square,         // bool: whether there must be as many queries as columns
@@ -39,6 +41,7 @@ enum class Role {
 struct Argument {
   Role role;
   std::string name;
+  std::string called;           // by the user's function, in messages
   std::vector<DtypeId> dtypes;  // of arrays
   bool optional = false;
   int like = 0;         // the earlier array whose data type an output has by default
@@ -135,12 +138,12 @@ class Allocator {
 
 class Operator {
  public:
-  // plan(implementation, device, dtypes, columns, per head, with a margin, flags) -> Plan; slow_call(arguments) ->
-  // result;
+  // plan(implementation, device, dtypes, columns, per head, with a margin, flags) -> Plan; check, of the same, refuses
+  // what a plan would -> multiprocessors; slow_call(arguments) -> result;
   // framework_of(type) -> (DLPack exchange API capsule or None, is_grad_enabled or None);
   // implementation: a context variable holding a small int. Where there are `buckets`, ascending, a plan is for every
   // number of columns up to one of them, and is asked for with that; the last one is kMostColumns.
-  Operator(std::string name, std::vector<Argument> arguments, PyObject* plan, PyObject* slow_call,
+  Operator(std::string name, std::vector<Argument> arguments, PyObject* plan, PyObject* check, PyObject* slow_call,
            PyObject* framework_of, PyObject* implementation, std::vector<int64_t> buckets);
 
   // The hot path. Arguments as in the descriptor, all given.
@@ -188,8 +191,14 @@ class Operator {
 
   const Framework& framework(PyTypeObject* type, int array, const std::string& argument);
   const Plan& plan(const Call& call, const Layout& layout);
+  pybind11::object ask(PyObject* callback, const Call& call, const Layout& layout, int64_t columns) const;
+  int64_t bucket_of(int64_t columns) const;
   [[noreturn]] void refuse(const std::string& argument, const std::string& what) const;
+  [[noreturn]] void refuse_dtype(const Argument& argument, const std::string& given) const;
   void check_dtype(const Argument& argument, DtypeId dtype) const;
+  // A DtypeId for a data type object of any framework; asks transformer_rtc.arrays the first time.
+  DtypeId dtype_of(const Argument& argument, PyObject* object);
+  bool truth(const Argument& argument, PyObject* value) const;
   // Checks the arrays, and finds how their rows lie and what types outputs have.
   Layout check(Call& call) const;
   void check_view(const Array& array, const View& view, const View& first, Layout& layout) const;
@@ -199,6 +208,7 @@ class Operator {
   // Allocates where the caller gave none; returns the results.
   struct Outputs;
   void make_outputs(Call& call, Layout& layout, Allocator& allocator, Outputs& outputs) const;
+  void check_margin(const Call& call, int64_t multiprocessors) const;
   // How many groups of CTAs share out the rows.
   int64_t groups(const Call& call, const Layout& layout, const Plan& plan) const;
   std::vector<Memory> memory(const Call& call, const Layout& layout) const;
@@ -206,6 +216,7 @@ class Operator {
   std::string name_;
   std::vector<Argument> arguments_;
   PyObject* plan_;
+  PyObject* check_;
   PyObject* slow_call_;
   PyObject* framework_of_;
   PyObject* implementation_;
@@ -226,6 +237,3 @@ class Operator {
   std::unordered_map<Key, Plan, KeyHash> plans_;
   PyObject* dtypes_seen_;  // {data type object: DtypeId}
 };
-
-// A DtypeId for a data type object of any framework; asks transformer_rtc.arrays the first time.
-DtypeId dtype_from_object(PyObject* cache, PyObject* object);

@@ -91,6 +91,9 @@ class _NormFamily:
         "layer_norm_backward": ("layer_norm", ""),
     }
 
+    def check(self, request: Request) -> None:
+        _check(request)
+
     def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         _check(request)
         if "backward" in request.operator:
@@ -204,7 +207,7 @@ def _forward_operator(name: str) -> Operator:
     arguments += [
         Argument("weight", "columns", _FLOATS, optional=True),
         Argument("bias", "columns", _FLOATS, optional=True),
-        Argument("eps", "real"),
+        Argument("eps", "non_negative"),
         Argument("weight_offset", "real"),
         Argument("out", "rows_out", types, like="residual" if adds == "after" else ""),
         Argument("out_dtype", "dtype_out", types, of=("out",)),
@@ -215,23 +218,24 @@ def _forward_operator(name: str) -> Operator:
         arguments.append(Argument("mean", "row_values", (FLOAT32,)))
     arguments.append(Argument("rstd", "row_values", (FLOAT32,)))
     if adds != "after":
-        arguments += [*_SCALING, Argument("row_scale", "row_values", (FLOAT32,))]
+        arguments += [*_SCALING, Argument("row_scale", "row_values", (FLOAT32,), called="row_scaling")]
     return Operator(name, _FAMILY, (*arguments, *_LAST))
 
 
-def _backward_operator(name: str) -> Operator:
-    norm, _ = _NormFamily.OPERATORS[name]
+def _backward_operator(norm: str, form: str = "{}_backward", x: str = "", dresidual: str = "") -> Operator:
+    """Return a backward operator, or a form of it that calls x and dresidual by other names."""
+    name, of = form.format(norm), f"{norm}_backward"
     statistics = ("mean", "rstd") if norm == "layer_norm" else ("rstd",)
     return Operator(
         name,
         _FAMILY,
         (
             Argument("dy", "rows", _FLOATS),
-            Argument("x", "rows", _FLOATS),
+            Argument("x", "rows", _FLOATS, called=x),
             Argument("weight", "columns", _FLOATS, optional=True),
-            Argument("eps", "real"),
+            Argument("eps", "non_negative"),
             *(Argument(statistic, "row_inputs", (FLOAT32,), optional=True) for statistic in statistics),
-            Argument("dresidual", "rows", _FLOATS, optional=True),
+            Argument("dresidual", "rows", _FLOATS, optional=True, called=dresidual),
             Argument("weight_offset", "real"),
             Argument("out", "rows_out", _FLOATS, like="x"),
             Argument("out_dtype", "dtype_out", _FLOATS, of=("out",)),
@@ -241,6 +245,7 @@ def _backward_operator(name: str) -> Operator:
             Argument("dweight_dtype", "dtype_out", _FLOATS, of=("dweight", "dbias")),
             *_LAST,
         ),
+        form_of="" if name == of else of,
     )
 
 
@@ -250,8 +255,12 @@ _add_rms_norm = _forward_operator("add_rms_norm").call
 _add_layer_norm = _forward_operator("add_layer_norm").call
 _rms_norm_add = _forward_operator("rms_norm_add").call
 _layer_norm_add = _forward_operator("layer_norm_add").call
-_rms_norm_backward = _backward_operator("rms_norm_backward").call
-_layer_norm_backward = _backward_operator("layer_norm_backward").call
+_rms_norm_backward = _backward_operator("rms_norm").call
+_layer_norm_backward = _backward_operator("layer_norm").call
+_add_rms_norm_backward = _backward_operator("rms_norm", "add_{}_backward", x="s", dresidual="ds").call
+_add_layer_norm_backward = _backward_operator("layer_norm", "add_{}_backward", x="s", dresidual="ds").call
+_rms_norm_add_backward = _backward_operator("rms_norm", "{}_add_backward").call
+_layer_norm_add_backward = _backward_operator("layer_norm", "{}_add_backward").call
 for _norm in ("rms_norm", "layer_norm"):
     add_form(f"add_{_norm}_backward", f"{_norm}_backward", "dresidual")
     add_form(f"{_norm}_add_backward", f"{_norm}_backward")
@@ -288,7 +297,7 @@ def rms_norm(
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         One for all rows, or one for each head of an x [..., heads, hidden]. None: 1, whatever `weight_offset`.
     eps : float
-        Added to the mean of squares.
+        Added to the mean of squares; not negative.
     bias : array like weight, optional
         None: 0.
     weight_offset : float
@@ -306,7 +315,7 @@ def rms_norm(
         For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale; NaN
         if there is one.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``. These three are TransformerEngine's.
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
     row_scaling : bool
         For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
         largest number of the type, 1 for a row of zeros; and these scales are returned: ``y = out * row_scale``.
@@ -734,7 +743,24 @@ def layer_norm_backward(
     )  # fmt: skip
 
 
-def add_rms_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: float = 1e-6, **options: Any) -> Any:
+def add_rms_norm_backward(
+    dy: Any,
+    ds: Any,
+    s: Any,
+    weight: Any = None,
+    eps: float = 1e-6,
+    *,
+    rstd: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `add_rms_norm`, whose outputs are y and s.
 
     x and residual have the same gradient, ``rms_norm_backward(dy, s, weight, eps, dresidual=ds)``: one launch adds ds.
@@ -747,8 +773,8 @@ def add_rms_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: flo
         What the forward call returned.
     weight, eps
         The forward call's.
-    **options
-        As `rms_norm_backward` takes them, but for dresidual.
+    Others
+        As `rms_norm_backward` takes them.
 
     Returns
     -------
@@ -762,10 +788,33 @@ def add_rms_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: flo
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    return rms_norm_backward(dy, s, weight, eps, dresidual=ds, **options)
+    if return_dweight is None:
+        return_dweight = weight is not None
+    return _add_rms_norm_backward(
+        dy, s, weight, eps, rstd, ds, weight_offset, out, out_dtype, return_dx, return_dweight, return_dbias,
+        dweight_dtype, sm_margin, stream,
+    )  # fmt: skip
 
 
-def add_layer_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: float = 1e-5, **options: Any) -> Any:
+def add_layer_norm_backward(
+    dy: Any,
+    ds: Any,
+    s: Any,
+    weight: Any = None,
+    eps: float = 1e-5,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `add_layer_norm`, whose outputs are y and s.
 
     x and residual have the same gradient, ``layer_norm_backward(dy, s, weight, eps, dresidual=ds)``.
@@ -774,8 +823,8 @@ def add_layer_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: f
     ----------
     dy, ds, s, weight, eps
         As `add_rms_norm_backward` takes them.
-    **options
-        As `layer_norm_backward` takes them, but for dresidual.
+    Others
+        As `layer_norm_backward` takes them.
 
     Returns
     -------
@@ -789,17 +838,41 @@ def add_layer_norm_backward(dy: Any, ds: Any, s: Any, weight: Any = None, eps: f
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    return layer_norm_backward(dy, s, weight, eps, dresidual=ds, **options)
+    if return_dweight is None:
+        return_dweight = weight is not None
+    if return_dbias is None:
+        return_dbias = weight is not None
+    return _add_layer_norm_backward(
+        dy, s, weight, eps, mean, rstd, ds, weight_offset, out, out_dtype, return_dx, return_dweight,
+        return_dbias, dweight_dtype, sm_margin, stream,
+    )  # fmt: skip
 
 
-def rms_norm_add_backward(dy: Any, x: Any, weight: Any = None, eps: float = 1e-6, **options: Any) -> Any:
+def rms_norm_add_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-6,
+    *,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `rms_norm_add` but for residual's, which is dy: those of `rms_norm`.
 
     Parameters
     ----------
     dy, x, weight, eps
         As `rms_norm_backward` takes them.
-    **options
+    Others
         Likewise.
 
     Returns
@@ -814,17 +887,40 @@ def rms_norm_add_backward(dy: Any, x: Any, weight: Any = None, eps: float = 1e-6
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    return rms_norm_backward(dy, x, weight, eps, **options)
+    if return_dweight is None:
+        return_dweight = weight is not None
+    return _rms_norm_add_backward(
+        dy, x, weight, eps, rstd, dresidual, weight_offset, out, out_dtype, return_dx, return_dweight, return_dbias,
+        dweight_dtype, sm_margin, stream,
+    )  # fmt: skip
 
 
-def layer_norm_add_backward(dy: Any, x: Any, weight: Any = None, eps: float = 1e-5, **options: Any) -> Any:
+def layer_norm_add_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-5,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `layer_norm_add` but for residual's, which is dy: those of `layer_norm`.
 
     Parameters
     ----------
     dy, x, weight, eps
         As `layer_norm_backward` takes them.
-    **options
+    Others
         Likewise.
 
     Returns
@@ -839,4 +935,11 @@ def layer_norm_add_backward(dy: Any, x: Any, weight: Any = None, eps: float = 1e
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
         If there is no way to run.
     """
-    return layer_norm_backward(dy, x, weight, eps, **options)
+    if return_dweight is None:
+        return_dweight = weight is not None
+    if return_dbias is None:
+        return_dbias = weight is not None
+    return _layer_norm_add_backward(
+        dy, x, weight, eps, mean, rstd, dresidual, weight_offset, out, out_dtype, return_dx, return_dweight,
+        return_dbias, dweight_dtype, sm_margin, stream,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _native
 from ..dispatch import Argument, LaunchRule, Operator, Request, StaticKernel
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from ..spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, KernelSpec
 from .softmax_kernels import (
     BUCKETS,
@@ -27,6 +27,9 @@ _FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 
 class _SoftmaxFamily:
     name = "softmax"
+
+    def check(self, request: Request) -> None:
+        _check(request)
 
     def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         _check(request)
@@ -91,7 +94,11 @@ def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | Softma
 
 
 _FAMILY = _SoftmaxFamily()
-_CAUSAL = (Argument("causal", "flag"), Argument("upper_triangular", "square"), Argument("window", "integer"))
+_CAUSAL = (
+    Argument("causal", "flag"),
+    Argument("upper_triangular", "square", called="causal"),
+    Argument("window", "integer"),
+)
 
 
 def _forward_operator(name: str) -> Operator:
@@ -144,17 +151,17 @@ def _region(name: str, causal: str | None, window: int | None) -> tuple[bool, bo
     """Return whether there is a causal mode, whether it is that of a square, and the window; 0: none."""
     if causal is None:
         if window is not None:
-            raise ArgumentError(f"{name}: window needs a causal mode; it is {window!r} and causal is None")
+            raise ArgumentError(f"{name}: window needs a causal mode; it is {shown(window)} and causal is None")
         return False, False, 0
-    if causal not in ("upper_triangular", "aligned"):
-        raise ArgumentError(f"{name}: causal must be 'upper_triangular', 'aligned' or None; it is {causal!r}")
+    if not isinstance(causal, str) or causal not in ("upper_triangular", "aligned"):
+        raise ArgumentError(f"{name}: causal must be 'upper_triangular', 'aligned' or None; it is {shown(causal)}")
     if window is not None:
         try:
             keys = 0 if isinstance(window, bool) else index(window)
-        except TypeError:
+        except Exception:  # an __index__ of the caller's
             keys = 0
         if keys < 1:
-            raise ArgumentError(f"{name}: window must be a number of keys of at least 1; it is {window!r}")
+            raise ArgumentError(f"{name}: window must be a number of keys of at least 1; it is {shown(window)}")
         window = min(keys, _native.MOST_COLUMNS)
     return True, causal == "upper_triangular", window or 0
 

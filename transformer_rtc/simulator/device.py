@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import ArgumentError
+from ..checks import check_flag, check_integer
+from ..errors import ArgumentError, shown
 from ..spec import ARCHITECTURES, DeviceLimits, Target
 
 __all__ = ["ORDERS", "SimulatedDevice"]
@@ -55,14 +56,16 @@ class SimulatedDevice:
     multiprocessors: int = 8
 
     def __post_init__(self) -> None:
-        if self.architecture not in ARCHITECTURES:
-            raise ArgumentError(f"architecture is {self.architecture!r}; it takes {', '.join(map(str, ARCHITECTURES))}")
-        if self.order not in ORDERS:
-            raise ArgumentError(f"order is {self.order!r}; it takes {', '.join(ORDERS)}")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
-            raise ArgumentError(f"seed is {self.seed!r}; it takes 0 to 2**64 - 1")
-        if not isinstance(self.multiprocessors, int) or not 1 <= self.multiprocessors <= 1024:
-            raise ArgumentError(f"multiprocessors is {self.multiprocessors!r}; it takes 1 to 1024")
+        if not isinstance(self.architecture, int) or self.architecture not in ARCHITECTURES:
+            raise ArgumentError(
+                f"architecture is {shown(self.architecture)}; it takes {', '.join(map(str, ARCHITECTURES))}"
+            )
+        if not isinstance(self.order, str) or self.order not in ORDERS:
+            raise ArgumentError(f"order is {shown(self.order)}; it takes {', '.join(ORDERS)}")
+        check_flag(self.checked, "checked")
+        check_flag(self.static, "static")
+        check_integer(self.seed, "seed", most=2**64 - 1)
+        check_integer(self.multiprocessors, "multiprocessors", 1, 1024)
 
     @property
     def limits(self) -> DeviceLimits:

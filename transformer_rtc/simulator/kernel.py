@@ -226,13 +226,13 @@ class SimulatedKernel(Kernel):
         memory: list[Rows] = []
         packed = params
         if not isinstance(packed, bytes):
-            values = dict(packed)
+            values = self._values(packed)
             for field in self.params.fields:
                 value = values.get(field.name)
                 if field.type == "pointer" and value is not None and not isinstance(value, int):
                     values[field.name] = self._take(field.name, value, memory)
             packed = self.params.pack(**values)
-        self._check(config, packed)
+        self._check(config, packed, stream)
         self._simulated.launch(
             config.grid, config.block, config.cluster, config.dynamic_shared_memory, config.cooperative, packed, stream,
             memory,

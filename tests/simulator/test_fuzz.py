@@ -1,0 +1,39 @@
+"""The operators' calls fuzzed in the simulator, on the general kernels, so that nothing is compiled on the way.
+
+5,000 calls; ``FUZZED_CALLS=200000`` makes as many, about 150 in a second.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from fuzzed_calls import hold_calls
+
+from transformer_rtc import SimulatedDevice, rms_norm, rms_norm_backward, softmax, using
+from transformer_rtc.errors import AllocationError, ArgumentError
+
+
+@pytest.mark.usefixtures("kernels")
+def test_every_call_ends_in_an_error_of_ours_or_in_a_right_result():
+    with using(SimulatedDevice(static=True, checked=True)):
+        hold_calls(int(os.environ.get("FUZZED_CALLS", "5000")))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("shape", [(2**40, 4), (2**20, 2**20, 4), (2**50, 4), (2**58, 4)])
+def test_an_expanded_array_whose_output_no_memory_holds_is_refused(shape):
+    x = np.broadcast_to(np.ones(4, np.float32), shape)
+    with using(SimulatedDevice(static=True)):
+        for call in (
+            lambda: rms_norm(x),
+            lambda: rms_norm(x, sm_margin=1),
+            lambda: rms_norm_backward(x, x),
+            lambda: softmax(x),
+            lambda: softmax(x, causal="aligned"),
+        ):
+            with pytest.raises(
+                (AllocationError, ArgumentError), match=r"rows|an output of the shape|must lie in memory"
+            ):
+                call()

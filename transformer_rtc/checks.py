@@ -1,0 +1,52 @@
+"""Checks that several parts make of what a caller gives."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .errors import ArgumentError, shown
+
+__all__ = ["attribute", "check_flag", "check_integer", "check_type", "is_integer", "path_of"]
+
+
+def attribute(value: object, name: str) -> Any:
+    """Return an attribute; None where there is none, or where whoever made the object fails to give it."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # another package's code
+        return None
+
+
+def is_integer(value: object, least: int, most: int) -> bool:
+    """Whether it is an int, and no bool, within a range."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def check_integer(value: object, name: str, least: int = 0, most: int = 2**31 - 1) -> None:
+    """Refuse what is no integer of a range."""
+    if not is_integer(value, least, most):
+        raise ArgumentError(f"{name} is {shown(value)}; it takes an integer from {least} to {most}")
+
+
+def check_flag(value: object, name: str) -> None:
+    """Refuse what is no bool."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is {shown(value)}; it takes True or False")
+
+
+def check_type(value: object, type_: type, name: str) -> None:
+    """Refuse what is no instance of a type."""
+    if not isinstance(value, type_):
+        raise ArgumentError(f"{name} is {shown(value)}; it takes a {type_.__name__}")
+
+
+def path_of(path: object, name: str) -> str:
+    """Return the path that a caller names a file by."""
+    try:
+        found = os.fsdecode(path)  # type: ignore[arg-type]
+    except Exception:  # a __fspath__ of the caller's
+        found = "\0"
+    if not found or "\0" in found:
+        raise ArgumentError(f"{name} is {shown(path)}; it takes the path of a file")
+    return found
