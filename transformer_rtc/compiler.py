@@ -186,10 +186,13 @@ class _Compiling:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._threads: list[int] = []
+        self._stopped_by: int | None = None
 
     def __enter__(self) -> None:
+        mine = threading.get_ident()
         with self._changed:
-            self._threads.append(threading.get_ident())
+            self._changed.wait_for(lambda: self._stopped_by in (None, mine))
+            self._threads.append(mine)
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
@@ -198,17 +201,25 @@ class _Compiling:
 
     def stop(self) -> None:
         """Wait for the compiles of other threads, and let none begin until `go_on`."""
-        self._changed.acquire()
         mine = threading.get_ident()
+        self._changed.acquire()  # until `go_on`: a child has only the thread that holds it
+        self._changed.wait_for(lambda: self._stopped_by in (None, mine))
+        self._stopped_by = mine
         self._changed.wait_for(lambda: all(thread == mine for thread in self._threads), _STOP_SECONDS)
 
     def go_on(self) -> None:
+        self._stopped_by = None
+        self._changed.notify_all()
         self._changed.release()
+
+    def go_on_in_child(self) -> None:
+        mine = threading.get_ident()
+        self._threads = [thread for thread in self._threads if thread == mine]
+        self.go_on()
 
 
 _compiling = _Compiling()
-# The parent's lock is held by the thread that forks, which is the child's only one.
-os.register_at_fork(before=_compiling.stop, after_in_parent=_compiling.go_on, after_in_child=_compiling.go_on)
+os.register_at_fork(before=_compiling.stop, after_in_parent=_compiling.go_on, after_in_child=_compiling.go_on_in_child)
 atexit.register(_compiling.stop)
 _opening = threading.Lock()
 _opened: _Nvrtc | None = None

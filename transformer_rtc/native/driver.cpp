@@ -155,7 +155,7 @@ const Device& device(int ordinal) {
 GilReleased::GilReleased() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
 
 GilReleased::~GilReleased() {
-  if (state_ != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
+  if (state_ != nullptr) taking_gil([&] { PyEval_RestoreThread(static_cast<PyThreadState*>(state_)); });
 }
 
 Function::Function(int ordinal, const void* image, const std::string& symbol) : device_(::device(ordinal)) {

@@ -55,7 +55,7 @@ class PythonAllocator : public Allocator {
     for (int i = 0; i < ndim; ++i) dimensions[i] = py::int_(shape[i]);
     std::optional<Uncaptured> uncaptured;
     if (graph_memory_) uncaptured.emplace(::device(device));  // a framework that knows no graphs may ask the driver
-    const py::tuple made = allocate_(dimensions, dtype, device);
+    const py::tuple made = taking_gil([&] { return allocate_(dimensions, dtype, device); });
     data = reinterpret_cast<char*>(made[1].cast<uintptr_t>());
     return py::object(made[0]).release().ptr();
   }
@@ -229,7 +229,7 @@ PYBIND11_MODULE(_native, module) {
   });
   module.def("synchronize_stream", [](int ordinal, uintptr_t stream) {
     const Uncaptured uncaptured(device(ordinal));
-    const py::gil_scoped_release release;
+    const GilReleased released;
     check(driver().cuStreamSynchronize(as_stream(stream)), "cuStreamSynchronize");
   });
   module.def("dtype_name", &dtype_name);
@@ -276,7 +276,7 @@ PYBIND11_MODULE(_native, module) {
              self.check_range(offset, bytes);
              if (bytes == 0) return;
              const Uncaptured uncaptured(self.device());
-             const py::gil_scoped_release release;
+             const GilReleased released;
              check(driver().cuMemcpyHtoDAsync_v2(self.pointer() + offset, reinterpret_cast<void*>(host), bytes,
                                                  as_stream(stream)),
                    "copying an array to the device");
@@ -285,7 +285,7 @@ PYBIND11_MODULE(_native, module) {
         self.check_range(offset, bytes);
         if (bytes == 0) return;
         const Uncaptured uncaptured(self.device());
-        const py::gil_scoped_release release;
+        const GilReleased released;
         check(driver().cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(host), self.pointer() + offset, bytes,
                                             as_stream(stream)),
               "copying an array from the device");

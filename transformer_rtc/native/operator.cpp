@@ -326,7 +326,7 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
   if (slow) {
     py::tuple all(count);
     for (Py_ssize_t i = 0; i < count; ++i) all[i] = py::reinterpret_borrow<py::object>(arguments[i]);
-    PyObject* result = PyObject_CallOneArg(slow_call_, all.ptr());
+    PyObject* result = taking_gil([&] { return PyObject_CallOneArg(slow_call_, all.ptr()); });
     if (result == nullptr) throw PythonErrorSet{};
     return result;
   }
@@ -374,9 +374,11 @@ std::shared_ptr<const Plan> Operator::plan(const Call& call, const Layout& layou
   if (found == plans_.end()) {
     py::tuple dtypes(arrays_.size());
     for (size_t i = 0; i < arrays_.size(); ++i) dtypes[i] = py::int_(call.dtypes[i]);
-    py::object made = py::reinterpret_steal<py::object>(PyObject_CallFunction(
-        plan_, "iiOLOOI", call.implementation, device, dtypes.ptr(), static_cast<long long>(columns),
-        layout.per_head ? Py_True : Py_False, margin ? Py_True : Py_False, call.flags));
+    py::object made = py::reinterpret_steal<py::object>(taking_gil([&] {
+      return PyObject_CallFunction(plan_, "iiOLOOI", call.implementation, device, dtypes.ptr(),
+                                   static_cast<long long>(columns), layout.per_head ? Py_True : Py_False,
+                                   margin ? Py_True : Py_False, call.flags);
+    }));
     if (!made) throw PythonErrorSet{};
     if (plans_.size() >= kMostPlans) forget_plans();
     found = plans_.emplace(key, Kept{std::make_shared<const Plan>(made.cast<const Plan&>()), 0}).first;
