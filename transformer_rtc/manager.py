@@ -352,7 +352,7 @@ class KernelManager:
         program = spec.program
         parts: dict[str, object] = {
             "program": program,
-            "headers": sources.included(program),
+            "headers": {name: sources.fingerprint(text) for name, text in sources.included(program).items()},
             "options": [*compiler.OPTIONS, *spec.options],
             "architecture": target.architecture,
         }
