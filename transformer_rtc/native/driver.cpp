@@ -28,9 +28,9 @@ bool is_forked = false;
 // An interpreter that ends leaves what it has to the driver, which may have ended before it.
 bool interpreter_ends() {
 #if PY_VERSION_HEX >= 0x030d0000
-  return Py_IsFinalizing() != 0;
+  return Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
 #else
-  return _Py_IsFinalizing() != 0;
+  return _Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
 #endif
 }
 
@@ -60,7 +60,7 @@ Driver open_driver() {
   driver.cuFuncGetParamInfo = reinterpret_cast<decltype(driver.cuFuncGetParamInfo)>(resolve("cuFuncGetParamInfo"));
   driver.cuFuncLoad = reinterpret_cast<decltype(driver.cuFuncLoad)>(resolve("cuFuncLoad"));
   const CUresult result = driver.cuInit(0);
-  if (result == kNotInitialised) throw_fork_error("another process, so it seems as cuInit fails,");
+  if (result == kNotInitialised) throw_fork_error("another one (cuInit: initialization error)");
   if (result != 0) {
     const char* text = nullptr;
     driver.cuGetErrorString(result, &text);
