@@ -66,7 +66,7 @@ print(t.rms_norm(host).shape, os.getpid())
     assert (
         told.startswith("ForkError process ") and f"was forked from process {parent} after that had used CUDA" in told
     )
-    assert "start processes by spawn or forkserver, or fork before the first call on a GPU" in told
+    assert "by spawn or forkserver, or fork before the first call on a GPU and the first compile" in told
     assert ended == "ended 0" and after.startswith("(4, 64)")
 
 

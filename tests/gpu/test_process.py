@@ -234,7 +234,7 @@ print(right(t.rms_norm(x).cpu()))
 
 
 def test_a_child_of_a_process_that_has_only_compiled_works_or_is_told(tmp_path):
-    # NVRTC 12.9 and newer start the driver themselves where they find one.
+    # NVRTC 12.9 starts the driver itself where it finds one.
     script = f"""{IN_CHILD}
 from transformer_rtc import compiler
 compiler.compile_program("mine", 'extern "C" __global__ void mine() {{}}', {{}}, (), 90)

@@ -20,9 +20,10 @@ pid_t opened_in = 0;  // the process in which the driver was opened
 bool is_forked = false;
 
 [[noreturn]] void throw_fork_error(const std::string& parent) {
-  throw PackageError{"ForkError", "process " + std::to_string(getpid()) + " was forked from " + parent +
-                                      " after that had used CUDA, which does not survive a fork: start processes by "
-                                      "spawn or forkserver, or fork before the first call on a GPU"};
+  throw PackageError{"ForkError",
+                     "process " + std::to_string(getpid()) + " was forked from " + parent +
+                         " after that had used CUDA, which does not survive a fork: start processes by "
+                         "spawn or forkserver, or fork before the first call on a GPU and the first compile"};
 }
 
 // An interpreter that ends leaves what it has to the driver, which may have ended before it.
