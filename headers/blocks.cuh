@@ -1,4 +1,5 @@
-// A part of a row in a CTA's shared memory, as it lies in global memory: in blocks of N elements that are aligned there.
+// A part of a row in a CTA's shared memory, as it lies in global memory: in blocks of N elements that are aligned
+// there.
 #pragma once
 
 #include "vector.cuh"

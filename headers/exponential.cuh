@@ -22,8 +22,8 @@ TRTC_DEVICE float exponential_of_rest(float x, float n) {
   return 1.0f + fused_multiply_add(r * r, p, r);
 }
 
-// e^x within 1.5 * 2^-24 of it, 0 where that is less than half of the smallest number, and infinity from 2^128 on: 2^n times
-// e^(x - n log(2)) (Cody and Waite, "Software Manual for the Elementary Functions", 1980).
+// e^x within 1.5 * 2^-24 of it, 0 where that is less than half of the smallest number, and infinity from 2^128 on: 2^n
+// times e^(x - n log(2)) (Cody and Waite, "Software Manual for the Elementary Functions", 1980).
 TRTC_DEVICE float exponential(float x) {
   x = x < -110.0f ? -110.0f : x > 110.0f ? 110.0f : x;  // not NaN
   const float magic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer, in its low bits

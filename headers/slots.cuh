@@ -201,8 +201,8 @@ struct ShiftedSum {
     for (int i = 0; i < N; ++i) of_place[i] *= factor;
   }
 
-  // This thread's share of the row's sum. Called by all threads of a CTA, which hold `Rows` rows. `shifted`: some row of
-  // the launch has a shift.
+  // This thread's share of the row's sum. Called by all threads of a CTA, which hold `Rows` rows. `shifted`: some row
+  // of the launch has a shift.
   template <int Rows>
   TRTC_DEVICE float share(int thread, int shift, int row_in_cta, bool shifted) {
     if (shifted) {

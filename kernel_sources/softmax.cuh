@@ -143,8 +143,8 @@ struct RowTotals {
   }
 };
 
-// Of a row of which this CTA has the largest v, times `factor`, and the sum of exponentials about it. `again`: its terms
-// are taken again about what is the row's largest.
+// Of a row of which this CTA has the largest v, times `factor`, and the sum of exponentials about it. `again`: its
+// terms are taken again about what is the row's largest.
 template <class Config, class Params, class Reduction>
 TRTC_DEVICE RowTotals totals_of_row(const Params& params, const Place<Config>& place, Reduction& reduction, int64 row,
                                     float factor, float largest, float total, bool again) {

@@ -16,8 +16,8 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
   constexpr int N = Config::vector;
   constexpr int threads = Config::threads;
   using Part = Blocks<threads, N>;
-  using Reduction = RowReduction<threads, 1, Config::ctas_per_row, Config::exchange(), 2, Config::repeats,
-                                 Config::repeats ? 2 : 1>;
+  using Reduction =
+      RowReduction<threads, 1, Config::ctas_per_row, Config::exchange(), 2, Config::repeats, Config::repeats ? 2 : 1>;
   constexpr bool added = Config::mask_is_added;
   constexpr bool counts = is_same<Output, float>;
   constexpr bool folds = !counts && !added;
@@ -55,7 +55,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     const int first = part.first_of_thread(), stop = part.stop();
 
     // v of a block, but for `factor`.
-    const auto read = [&](int block, float(&v)[N]) {
+    const auto read = [&](int block, float (&v)[N]) {
       Vec<Input, N> value;
       Vec<Mask, N> of_mask;
       value.load_shared(staged + block * N);
@@ -213,8 +213,8 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
   constexpr int N = Config::vector;
   constexpr int threads = Config::threads;
   using Part = Blocks<threads, N>;
-  using Reduction = RowReduction<threads, 1, Config::ctas_per_row, Config::exchange(), 1, Config::repeats,
-                                 Config::repeats ? 2 : 1>;
+  using Reduction =
+      RowReduction<threads, 1, Config::ctas_per_row, Config::exchange(), 1, Config::repeats, Config::repeats ? 2 : 1>;
   // What no column has, and what did not take part.
   const uint32 nothing = Config::logarithm ? minus_infinity_bits<Input>() : 0;
 

@@ -1,5 +1,6 @@
 """Transformer norm and softmax kernels that are compiled by NVRTC the first time they are used."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,12 @@ __all__ = [
     "warmup",
 ]
 
+# A free-threaded Python turns the GIL on when it imports the native module, and says so; not if its user forbids that.
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise SettingsError(  # noqa: F405
+        "the GIL is off (PYTHON_GIL=0 or -X gil=0), and transformer_rtc needs it: leave the setting out, and a "
+        "free-threaded Python turns the GIL on when it imports transformer_rtc"
+    )
 if _settings.record:
     import_module(".manifest", __name__)
 

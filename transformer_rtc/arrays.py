@@ -137,9 +137,23 @@ def framework_of(type_: type, argument: str) -> tuple[object, object]:
 
 
 class _Framework:
-    """What `call` asks of a framework. One instance serves one call."""
+    """What `call` asks of a framework. One instance serves one call.
+
+    Attributes
+    ----------
+    capturable : bool
+        Whether its arrays can be part of a graph that a stream is captured into.
+    graph_memory : bool
+        Whether what it allocates during a capture belongs to the graph, also when nobody holds it any more.
+    capturing : bool
+        Whether the call's stream is being captured.
+    """
+
+    capturable = True
+    graph_memory = False
 
     def __init__(self, accepted: Mapping[str, tuple[DType, ...]]) -> None:
+        self.capturing = False
         self._accepted = accepted  # data types, by what messages call an argument
 
     def _dtype_of(self, dtype: object, argument: str) -> int:
@@ -184,6 +198,8 @@ class _Framework:
 
 class _Torch(_Framework):
     # Tensors on the host, calls with a stream of their own, and versions without an exchange table.
+    graph_memory = True
+
     def view(self, array: Any, argument: str, stream: int | None) -> RawView:
         torch = sys.modules["torch"]
         framework_of(type(array), argument)
@@ -287,7 +303,7 @@ class DeviceArray:
         The device's ordinal.
     """
 
-    def __init__(self, buffer: _native.Buffer, shape: tuple[int, ...], dtype: int, stream: int) -> None:
+    def __init__(self, buffer: _native.Buffer, shape: tuple[int, ...], dtype: int, stream: int | None) -> None:
         self.shape, self.device, self.dtype = shape, buffer.device, _native.dtype_name(dtype)
         self._buffer, self._dtype = buffer, dtype
         self._made: _native.Event | None = None
@@ -295,7 +311,7 @@ class DeviceArray:
             if known == dtype:
                 self.__cuda_array_interface__ = {
                     "shape": shape, "typestr": typestr, "data": (buffer.pointer, False), "strides": None,
-                    "stream": stream or 1, "version": 3,
+                    "stream": stream, "version": 3,
                 }  # fmt: skip
 
     def made_on(self, stream: int) -> None:
@@ -332,6 +348,8 @@ class _Protocol(_Framework):
         if hasattr(array, "__dlpack__"):
             device_type, _ = self.place(array, argument)
             waiting = stream if device_type in _ON_GPU else None
+            if self.capturing:
+                waiting = -1  # a graph cannot wait for what is outside: whoever replays it does
             try:
                 try:
                     capsule = array.__dlpack__(stream=waiting, max_version=(1, 0))
@@ -362,7 +380,7 @@ class _Protocol(_Framework):
         dtype = _TYPESTRS[typestr]
         _check_addressable(pointer, shape, strides, DTYPES[dtype].bytes, argument)
         device = _native.pointer_device(pointer) if 0 not in shape else _native.current_device()
-        if stream is not None and made_on not in (None, stream):
+        if stream is not None and not self.capturing and made_on not in (None, stream):
             _native.order_streams(device, made_on, stream)
         of_elements = _element_strides(strides, shape, DTYPES[dtype].bytes, argument)
         return RawView(pointer, shape, of_elements, dtype, _CUDA, device, read_only)
@@ -378,11 +396,11 @@ class _Protocol(_Framework):
     def empty(self, shape: tuple[int, ...], dtype: int, device: int) -> tuple[object, int]:
         size = DTYPES[dtype].bytes if dtype in DTYPES else 1
         buffer = _native.Buffer(device, math.prod(shape) * size)
-        return DeviceArray(buffer, shape, dtype, self._stream), buffer.pointer
+        return DeviceArray(buffer, shape, dtype, None if self.capturing else self._stream or 1), buffer.pointer
 
     def finish(self, outputs: tuple[Any, ...], stream: int, arrays: list[object]) -> tuple[Any, ...]:
         for output in outputs:
-            if isinstance(output, DeviceArray):
+            if isinstance(output, DeviceArray) and not self.capturing:
                 output.made_on(stream)
         return outputs
 
@@ -393,6 +411,8 @@ _in_flight_lock = threading.Lock()
 
 
 class _Jax(_Protocol):
+    capturable = False  # it moves and reuses memory as it likes
+
     def place(self, array: Any, argument: str) -> tuple[int, int]:
         # A tracer answers hasattr with what its array would have.
         if isinstance(array, sys.modules["jax"].core.Tracer):
@@ -653,8 +673,17 @@ def call(
         stream = 0
     elif stream is not None and not _native.stream_on_device(device, stream):
         raise ArgumentError(f"{name}: stream belongs to another device or context than cuda:{device}")
+    ours = on_host and stream is None  # what a graph never captures
     if stream is None:
         stream = _native.own_stream(device) if on_host else framework.stream(device)
+    if simulating is None and not ours and _native.stream_capturing(device, stream):
+        if on_host or not framework.capturable:
+            raise ArgumentError(
+                f"{first_name} is {'on the host' if on_host else f'a {_type_name(first)}'}, which cannot be part of "
+                f"the graph that the stream is being captured into: pass an array on the GPU of torch, CuPy or another "
+                f"framework whose memory stays where it is"
+            )
+        framework.capturing = True
 
     views: list[RawView | None] = []
     for _, argument_name, array in arrays:
@@ -678,7 +707,8 @@ def call(
         for view, (_, _, array) in zip(views, arrays, strict=True)
     ]
     with framework.allocating(device, stream):
-        result = native.run_views(held, values, framework.empty, stream)
+        graph_memory = framework.capturing and not framework.graph_memory
+        result = native.run_views(held, values, framework.empty, stream, graph_memory)
     made = result if isinstance(result, tuple) else (result,)
     made = framework.finish(made, stream, [array for _, _, array in arrays])
     return made if isinstance(result, tuple) else made[0]

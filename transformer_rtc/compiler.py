@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import re
@@ -172,6 +173,54 @@ class _Nvrtc:
             raise RuntimeError(f"{what}: {result!r}")
 
 
+_STOP_SECONDS = 60.0  # longer than any compile; who imports what a compile imports, and forks, must not wait for ever
+
+
+class _Compiling:
+    """Compiles that are going on. A fork, and the interpreter's end, wait for those of other threads.
+
+    NVRTC has locks of its own, which a child would find locked for ever, and global variables, which are destroyed when
+    the process ends.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads: list[int] = []
+        self._stopped_by: int | None = None
+
+    def __enter__(self) -> None:
+        mine = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped_by in (None, mine))
+            self._threads.append(mine)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._threads.remove(threading.get_ident())
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Wait for the compiles of other threads, and let none begin until `go_on`."""
+        mine = threading.get_ident()
+        self._changed.acquire()  # until `go_on`: a child has only the thread that holds it
+        self._changed.wait_for(lambda: self._stopped_by in (None, mine))
+        self._stopped_by = mine
+        self._changed.wait_for(lambda: all(thread == mine for thread in self._threads), _STOP_SECONDS)
+
+    def go_on(self) -> None:
+        self._stopped_by = None
+        self._changed.notify_all()
+        self._changed.release()
+
+    def go_on_in_child(self) -> None:
+        mine = threading.get_ident()
+        self._threads = [thread for thread in self._threads if thread == mine]
+        self.go_on()
+
+
+_compiling = _Compiling()
+os.register_at_fork(before=_compiling.stop, after_in_parent=_compiling.go_on, after_in_child=_compiling.go_on_in_child)
+atexit.register(_compiling.stop)
 _opening = threading.Lock()
 _opened: _Nvrtc | None = None
 
@@ -241,41 +290,44 @@ def compile_program(
         raise ArgumentError(
             f"{symbol} includes a file by its path, which no cache key sees; put its text into the program"
         )
-    opened = _open()
-    nvrtc, known = opened.nvrtc, opened.architectures
-    newest = max((other for other in known if other <= architecture), default=architecture)
-    kind = "ptx" if ptx or newest != architecture else "cubin"
-    target = f"compute_{newest}" if kind == "ptx" else f"sm_{architecture}"
-    all_options = (f"--gpu-architecture={target}", *OPTIONS, *options)
-    result, handle = nvrtc.nvrtcCreateProgram(
-        program.encode(),
-        # NVRTC looks for includes beside the program too: there is nothing in this folder.
-        f"/nonexistent/{symbol}.cu".encode(),
-        len(headers),
-        [text.encode() for text in headers.values()],
-        [name.encode() for name in headers],
-    )
-    opened.check(result, "nvrtcCreateProgram")
-    try:
-        (compiled,) = nvrtc.nvrtcCompileProgram(handle, len(all_options), [option.encode() for option in all_options])
-
-        def read(size: object, get: object) -> bytes:
-            result, count = size(handle)  # type: ignore[operator]
-            opened.check(result, "NVRTC")
-            data = b"\0" * int(count)
-            (result,) = get(handle, data)  # type: ignore[operator]
-            opened.check(result, "NVRTC")
-            return data
-
-        log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0").decode(errors="replace")
-        if compiled != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(
-                symbol, all_options, program, log or repr(compiled), {**versions(), "nvrtc": opened.version}
+    with _compiling:
+        opened = _open()
+        nvrtc, known = opened.nvrtc, opened.architectures
+        newest = max((other for other in known if other <= architecture), default=architecture)
+        kind = "ptx" if ptx or newest != architecture else "cubin"
+        target = f"compute_{newest}" if kind == "ptx" else f"sm_{architecture}"
+        all_options = (f"--gpu-architecture={target}", *OPTIONS, *options)
+        result, handle = nvrtc.nvrtcCreateProgram(
+            program.encode(),
+            # NVRTC looks for includes beside the program too: there is nothing in this folder.
+            f"/nonexistent/{symbol}.cu".encode(),
+            len(headers),
+            [text.encode() for text in headers.values()],
+            [name.encode() for name in headers],
+        )
+        opened.check(result, "nvrtcCreateProgram")
+        try:
+            (compiled,) = nvrtc.nvrtcCompileProgram(
+                handle, len(all_options), [option.encode() for option in all_options]
             )
-        if kind == "cubin":
-            image = read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-        else:
-            image = read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
-        return Compiled(image, kind, log, opened.identity)
-    finally:
-        nvrtc.nvrtcDestroyProgram(handle)
+
+            def read(size: object, get: object) -> bytes:
+                result, count = size(handle)  # type: ignore[operator]
+                opened.check(result, "NVRTC")
+                data = b"\0" * int(count)
+                (result,) = get(handle, data)  # type: ignore[operator]
+                opened.check(result, "NVRTC")
+                return data
+
+            log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0").decode(errors="replace")
+            if compiled != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+                raise CompileError(
+                    symbol, all_options, program, log or repr(compiled), {**versions(), "nvrtc": opened.version}
+                )
+            if kind == "cubin":
+                image = read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+            else:
+                image = read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+            return Compiled(image, kind, log, opened.identity)
+        finally:
+            nvrtc.nvrtcDestroyProgram(handle)

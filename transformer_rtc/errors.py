@@ -10,6 +10,7 @@ __all__ = [
     "DeviceNotFoundError",
     "DriverError",
     "DriverNotFoundError",
+    "ForkError",
     "LaunchError",
     "PackError",
     "SettingsError",
@@ -55,6 +56,10 @@ class DriverNotFoundError(DeviceNotFoundError):
 
 class DriverError(TransformerRtcError, RuntimeError):
     """The NVIDIA driver is too old, or refused a call."""
+
+
+class ForkError(TransformerRtcError, RuntimeError):
+    """The process was forked from one that had used CUDA, which does not survive a fork."""
 
 
 class LaunchError(TransformerRtcError, RuntimeError):

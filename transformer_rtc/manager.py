@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from . import compiler, sources, static, usage
 from . import launch as gpu
@@ -31,6 +33,9 @@ __all__ = ["Event", "KernelManager", "manager"]
 
 _T = TypeVar("_T")
 
+
+# A model needs some dozens; hidden sizes that vary without end, as of padded batches, must not fill a GPU.
+MOST_KERNELS = 512
 
 # A GPU's ordinal, or a simulated one.
 Device = int | SimulatedDevice
@@ -116,26 +121,48 @@ class _Made:
 
 
 class _Once:
-    """Makes each value once, however many threads ask; others are not blocked meanwhile. A failure is not kept."""
+    """Makes each value once, however many threads ask; others are not blocked meanwhile. A failure is not kept.
 
-    def __init__(self) -> None:
+    Beyond so many values, the one that was not asked for for longest is forgotten.
+    """
+
+    all: ClassVar[weakref.WeakSet[_Once]] = weakref.WeakSet()
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._made: dict[Hashable, _Made] = {}  # what was asked for last comes last
+        self.after_fork()
+        _Once.all.add(self)
+
+    def after_fork(self) -> None:
+        """Forget, in a child, what the parent's other threads were at: they do not go on here."""
         self._lock = threading.Lock()
-        self._made: dict[Hashable, _Made] = {}
+        mine = threading.get_ident()
+        self._made = {key: made for key, made in self._made.items() if made.there.is_set() or made.maker == mine}
+
+    def __len__(self) -> int:
+        return len(self._made)
 
     def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
         while True:
+            forgotten = None
             with self._lock:
-                made = self._made.get(key)
+                made = self._made.pop(key, None)
                 mine = made is None
                 if made is None:
-                    made = self._made[key] = _Made()
+                    made = _Made()
+                    if len(self._made) >= self._most:
+                        oldest = next((other for other, at in self._made.items() if at.there.is_set()), key)
+                        forgotten = self._made.pop(oldest, None)
+                self._made[key] = made
+            del forgotten  # not under the lock: its end may let other threads run
             if mine:
                 try:
                     made.value = make()
                 except BaseException as error:
                     made.error = error
                     with self._lock:
-                        del self._made[key]
+                        self._made.pop(key, None)
                     raise
                 finally:
                     made.there.set()
@@ -150,12 +177,24 @@ class _Once:
                 raise made.error
 
     def __contains__(self, key: Hashable) -> bool:
-        made = self._made.get(key)
+        with self._lock:
+            made = self._made.get(key)
         return made is not None and made.there.is_set() and made.error is None
+
+
+def _after_fork() -> None:
+    for once in tuple(_Once.all):
+        once.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class KernelManager:
     """Gives kernels: compiled once, kept on disk, loaded once on each device.
+
+    It keeps those that were asked for last. What it forgets is unloaded with its last user, and loaded again when it is
+    asked for; a kernel whose launch a graph has captured stays loaded.
 
     Parameters
     ----------
@@ -167,6 +206,8 @@ class KernelManager:
         Which compiler that is, without opening it.
     options : Settings
         What the environment asks for.
+    most_kernels : int
+        How many kernels it keeps loaded, and the machine code of how many in memory.
     """
 
     def __init__(
@@ -175,6 +216,7 @@ class KernelManager:
         compile_program: CompileFunction = compiler.compile_program,
         identity: Callable[[], str] = compiler.compiler_identity,
         options: Settings = settings,
+        most_kernels: int = MOST_KERNELS,
     ) -> None:
         check_type(cache, DiskCache, "cache")
         check_type(options, Settings, "options")
@@ -186,8 +228,8 @@ class KernelManager:
         self._compile_program = compile_program
         self._identity = identity
         self._settings = options
-        self._images = _Once()
-        self._kernels = _Once()
+        self._images = _Once(most_kernels)
+        self._kernels = _Once(most_kernels)
         self._callbacks: list[Callable[[Event], None]] = []
         self._freezes = 0
 
@@ -357,7 +399,7 @@ class KernelManager:
         program = spec.program
         parts: dict[str, object] = {
             "program": program,
-            "headers": sources.included(program),
+            "headers": {name: sources.fingerprint(text) for name, text in sources.included(program).items()},
             "options": [*compiler.OPTIONS, *spec.options],
             "architecture": target.architecture,
         }

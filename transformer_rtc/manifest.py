@@ -241,9 +241,9 @@ class _Recorder:
 def record(path: str | os.PathLike[str] | None = None) -> Iterator[list[ManifestEntry]]:
     """Write the manifest of what operators are asked for, and of callers' own kernels, for `warmup`.
 
-    That is all that this process has used until the block ends, also before it began: a warm-up of too much costs
-    little. Calls on the CPU, in the simulator, count like those on a GPU. ``TRANSFORMER_RTC_RECORD=path`` records a
-    whole process.
+    That is all that this process has used until the block ends, also before it began (of that, the last 4096 that were
+    needed): a warm-up of too much costs little. Calls on the CPU, in the simulator, count like those on a GPU.
+    ``TRANSFORMER_RTC_RECORD=path`` records a whole process.
 
     Parameters
     ----------

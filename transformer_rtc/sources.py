@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
@@ -26,6 +26,20 @@ def texts() -> dict[str, str]:
     return found
 
 
+# A key is made of these for every kernel that a process uses; the texts are the package's few.
+@lru_cache(maxsize=256)
+def _includes(text: str) -> list[str]:
+    return _INCLUDE.findall(text)
+
+
+@lru_cache(maxsize=256)
+def fingerprint(text: str) -> str:
+    """Return the SHA-256 of one of the package's texts, in hexadecimal."""
+    import hashlib  # opens OpenSSL: not at import
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def included(program: str) -> dict[str, str]:
     """Return the texts that a program includes, directly or not: with it, exactly what the compiler reads."""
     found: dict[str, str] = {}
@@ -35,5 +49,5 @@ def included(program: str) -> dict[str, str]:
         text = texts().get(name)
         if text is not None and name not in found:
             found[name] = text
-            pending += _INCLUDE.findall(text)
+            pending += _includes(text)
     return dict(sorted(found.items()))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 __all__ = ["asked", "observe", "observers"]
 
-# In the order in which it was first needed: what manifest.py makes entries of.
-asked: list[object] = []
+# In the order in which it was needed: what manifest.py makes entries of. The last ones, as a process may run for days.
+asked: deque[object] = deque(maxlen=4096)
 observers: list[Callable[[object], None]] = []
 
 

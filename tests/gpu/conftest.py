@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -128,10 +129,25 @@ def exact(monkeypatch):
     assert len(approximate) == 1
     monkeypatch.setitem(sources.texts(), "ptx.cuh", text.replace(approximate[0], "result = __frsqrt_rn(value);"))
     monkeypatch.setattr(dispatch, "manager", KernelManager(DiskCache(None)))
+    with without_plans(monkeypatch, "exact"):
+        yield
+
+
+@pytest.fixture
+def cold(monkeypatch, manager):
+    """Have every norm compile and load what it needs, whatever was used before; return the manager that does."""
+    monkeypatch.setattr(dispatch, "manager", manager)
+    with without_plans(monkeypatch, "cold"):
+        yield manager
+
+
+@contextlib.contextmanager
+def without_plans(monkeypatch, suffix):
+    """Give the public functions operators that have not been called yet."""
     made = []
     for name, operator in dispatch.operators().items():
         if operator.family is FAMILY:
-            made.append(dispatch.Operator(f"{name}_exact", Renamed(name), operator.arguments))
+            made.append(dispatch.Operator(f"{name}_{suffix}", Renamed(name), operator.arguments))
             monkeypatch.setattr(norms, f"_{name}", made[-1].call)
     yield
     for operator in made:

@@ -178,3 +178,207 @@ def test_log_2_shows_program_and_resource_report(tmp_path):
 def test_a_malformed_setting_is_a_typed_error():
     done = run(CALL, FORCE_STATIC="yes")
     assert done.returncode != 0 and "SettingsError: TRANSFORMER_RTC_FORCE_STATIC is 'yes'; it takes 0, 1" in done.stderr
+
+
+# ---- Forks and spawned processes ------------------------------------------------------------------------------------
+
+# in_child(work): what a forked child prints, and how it ended; a child that hangs is killed.
+IN_CHILD = """
+import os, signal, sys, warnings
+import numpy as np
+import transformer_rtc as t
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+host = np.ones((4, 64), np.float32)
+right = lambda y: bool(abs(np.asarray(y) - 1).max() < 1e-5)
+def in_child(work):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            print(work(), flush=True)
+        except t.TransformerRtcError as error:
+            print(type(error).__name__, flush=True)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print("ended", os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_process_forked_after_the_import_uses_the_gpu(tmp_path):
+    script = f"{IN_CHILD}\nfor _ in range(2): in_child(lambda: right(t.rms_norm(host)))\nprint(right(t.rms_norm(host)))"
+    assert output(script, CACHE_DIR=str(tmp_path)).splitlines() == ["True", "ended 0", "True", "ended 0", "True"]
+
+
+@pytest.mark.parametrize("user", ["ours", "torch"])
+def test_a_process_forked_after_cuda_was_used_is_told_so(user, tmp_path):
+    if user == "torch":
+        pytest.importorskip("torch")
+    use = {"ours": "t.rms_norm(host)", "torch": "import torch; torch.zeros(1, device='cuda')"}[user]
+    script = f"{IN_CHILD}\n{use}\nin_child(lambda: t.rms_norm(host))\nprint(right(t.rms_norm(host)))"
+    assert output(script, CACHE_DIR=str(tmp_path)).splitlines() == ["ForkError", "ended 0", "True"]
+
+
+def test_a_child_that_was_given_arrays_of_the_gpu_is_told_so(torch, tmp_path):
+    script = f"""{IN_CHILD}
+import torch
+x = torch.ones(4, 64, device="cuda")
+print(right(t.rms_norm(x).cpu()))
+in_child(lambda: t.rms_norm(x))
+in_child(lambda: t.rms_norm(x, stream=torch.cuda.default_stream().cuda_stream))
+print(right(t.rms_norm(x).cpu()))
+"""
+    expected = ["True", "ForkError", "ended 0", "ForkError", "ended 0", "True"]
+    assert output(script, CACHE_DIR=str(tmp_path)).splitlines() == expected
+
+
+def test_a_child_of_a_process_that_has_only_compiled_works_or_is_told(tmp_path):
+    # NVRTC 12.9 starts the driver itself where it finds one.
+    script = f"""{IN_CHILD}
+from transformer_rtc import compiler
+compiler.compile_program("mine", 'extern "C" __global__ void mine() {{}}', {{}}, (), 90)
+in_child(lambda: right(t.rms_norm(host)))
+print(right(t.rms_norm(host)))
+"""
+    first, ended, parent = output(script, CACHE_DIR=str(tmp_path)).splitlines()
+    assert first in ("True", "ForkError") and (ended, parent) == ("ended 0", "True")
+
+
+def test_spawned_processes_use_the_gpu_whatever_their_parent_did(tmp_path):
+    script = f"""{IN_CHILD}
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+t.rms_norm(host)
+with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    print([right(future.result()) for future in [pool.submit(t.rms_norm, host) for _ in range(4)]])
+"""
+    assert output(script, CACHE_DIR=str(tmp_path)) == str([True] * 4)
+
+
+# ---- Threads --------------------------------------------------------------------------------------------------------
+
+
+def test_64_threads_compile_and_load_each_of_16_keys_once(tmp_path):
+    script = """
+import threading, time
+import numpy as np, transformer_rtc as t
+spans, failures, start = [], [], threading.Barrier(64)
+def told(event):
+    if event.kind == "compile":
+        spans.append((time.perf_counter() - event.milliseconds / 1e3, time.perf_counter()))
+t.manager.on_event(told)
+def work(i):
+    try:
+        start.wait(60)
+        for j in range(16):
+            y = t.rms_norm(np.full((2, 64 * (1 + (i + j) % 16)), 3, np.float32))
+            assert abs(y - 1).max() < 1e-5
+    except BaseException as error:
+        failures.append(error)
+threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+wall = max(end for _, end in spans) - min(begin for begin, _ in spans)
+together = sum(end - begin for begin, end in spans) / wall
+print(failures, dict(t.manager.counts) == {"compile": 16, "load": 16}, together > 1.5)
+"""
+    assert output(script, CACHE_DIR=str(tmp_path)) == "[] True True"
+
+
+# ---- Contexts -------------------------------------------------------------------------------------------------------
+
+CONTEXT = """
+import ctypes
+def context():
+    found = ctypes.c_void_p()
+    driver = ctypes.CDLL("libcuda.so.1")
+    assert driver.cuInit(0) == 0 and driver.cuCtxGetCurrent(ctypes.byref(found)) == 0
+    return found.value
+"""
+
+
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+@pytest.mark.parametrize("framework", ["torch", "cupy", "jax"])
+def test_a_context_is_shared_with_whoever_makes_it(framework, first, tmp_path):
+    pytest.importorskip(framework)
+    make = {
+        "torch": "import torch; make = lambda: torch.ones(4, 64, device='cuda')",
+        "cupy": "import cupy; make = lambda: cupy.ones((4, 64), 'float32')",
+        "jax": "import jax; make = lambda: jax.numpy.ones((4, 64), 'float32')",
+    }[framework]
+    to_host = {"torch": "y.cpu().numpy()", "cupy": "y.get()", "jax": "np.asarray(y)"}[framework]
+    ours = "y = t.rms_norm(np.ones((4, 64), np.float32))\nassert abs(y - 1).max() < 1e-5"
+    script = f"""{CONTEXT}
+import os
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import numpy as np, transformer_rtc as t
+{make}
+{ours if first == "ours" else ""}
+x = make()
+before = context()
+for _ in range(2):
+    y = t.rms_norm(x)
+    y = {to_host}
+    assert abs(y - 1).max() < 1e-5
+    {ours.replace(chr(10), chr(10) + "    ")}
+print(context() == before)
+"""
+    assert output(script, CACHE_DIR=str(tmp_path)) == "True"
+
+
+def test_without_a_framework_no_context_stays_current(tmp_path):
+    script = f"{CONTEXT}\n{CALL}\nprint(context())"
+    assert output(script, CACHE_DIR=str(tmp_path)).splitlines()[-1] == "None"
+
+
+# ---- Ends of the interpreter ----------------------------------------------------------------------------------------
+
+IN_FLIGHT = """
+import sys, threading
+import numpy as np, transformer_rtc as t
+from transformer_rtc import _native
+text = 'extern "C" __global__ void delay() { long long start = clock64(); while (clock64() - start < 2000000000ll) {} }'
+kernel = t.manager.compile(text, "delay", (), 0)
+host = np.ones((4, 64), np.float32)
+y = t.rms_norm(host)
+def put(stream):
+    kernel.launch_plain((1, 1, 1), (1, 1, 1), b"", stream)
+"""
+ENDS = {
+    "own stream": "put(_native.own_stream(0))",
+    "legacy stream": "put(0); buffer = _native.Buffer(0, 1 << 20)",
+    "sys.exit": "put(0); sys.exit(0)",
+    "threads": "threads = [threading.Thread(target=lambda: (put(0), sys.exit(0))) for _ in range(4)]\n"
+    "for thread in threads: thread.start()",
+    "a compile": "put(0)\nbegun = threading.Event()\n"
+    "def compile():\n"
+    "    number = 64\n"
+    "    while True:\n"
+    "        number += 1\n"
+    "        begun.set()\n"
+    "        t.layer_norm(np.ones((4, number), np.float32))\n"
+    "threading.Thread(target=compile, daemon=True).start()\n"
+    "begun.wait(60)",
+    "torch": "import torch\nx = torch.ones(8192, 4096, device='cuda')\nput(torch.cuda.current_stream().cuda_stream)\n"
+    "for _ in range(100): y = t.rms_norm(x)\ndx = t.rms_norm_backward(y, x, torch.ones(4096, device='cuda'))",
+    "cupy": "import cupy\nx = cupy.ones((8192, 4096), 'float32')\nput(0)\nfor _ in range(100): y = t.rms_norm(x)",
+    "jax": "import os\nos.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'\nimport jax\n"
+    "x = jax.numpy.ones((8192, 4096), 'float32').block_until_ready()\nput(_native.own_stream(0))\n"
+    "for _ in range(20): y = t.rms_norm(x)",
+    "a graph": "import torch\nx = torch.ones(8192, 4096, device='cuda')\ngraph = torch.cuda.CUDAGraph()\n"
+    "with torch.cuda.graph(graph): y = t.rms_norm(x)\nput(0)\nfor _ in range(100): graph.replay()",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_ends_quietly_with_work_in_flight(end, tmp_path):
+    frameworks = [name for name in ("torch", "cupy", "jax") if f"import {name}\n" in ENDS[end]]
+    for framework in frameworks:
+        pytest.importorskip(framework)
+    done = run(IN_FLIGHT + ENDS[end], CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    if frameworks:  # which may have something to say of themselves
+        assert not re.search("Traceback|Exception|[Ee]rror|terminate|transformer_rtc", done.stderr), done.stderr
+    else:
+        assert done.stderr == ""

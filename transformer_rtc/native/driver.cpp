@@ -2,6 +2,8 @@
 
 #include <Python.h>
 #include <dlfcn.h>
+#include <pthread.h>
+#include <unistd.h>
 
 #include <memory>
 #include <stdexcept>
@@ -11,6 +13,27 @@
 namespace {
 
 constexpr unsigned kDisableTiming = 2;
+constexpr CUresult kNotInitialised = 3;  // also what a fork of a process that uses CUDA gets
+constexpr CUresult kCaptureImplicit = 906;
+
+pid_t opened_in = 0;  // the process in which the driver was opened
+bool is_forked = false;
+
+[[noreturn]] void throw_fork_error(const std::string& parent) {
+  throw PackageError{"ForkError",
+                     "process " + std::to_string(getpid()) + " was forked from " + parent +
+                         " after that had used CUDA, which does not survive a fork: start processes by "
+                         "spawn or forkserver, or fork before the first call on a GPU and the first compile"};
+}
+
+// An interpreter that ends leaves what it has to the driver, which may have ended before it.
+bool interpreter_ends() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
+#else
+  return _Py_IsFinalizing() != 0 || Py_IsInitialized() == 0;
+#endif
+}
 
 Driver open_driver() {
   Driver driver{};
@@ -36,12 +59,16 @@ Driver open_driver() {
   TRTC_DRIVER_FUNCTIONS(TRTC_RESOLVE)
 #undef TRTC_RESOLVE
   driver.cuFuncGetParamInfo = reinterpret_cast<decltype(driver.cuFuncGetParamInfo)>(resolve("cuFuncGetParamInfo"));
+  driver.cuFuncLoad = reinterpret_cast<decltype(driver.cuFuncLoad)>(resolve("cuFuncLoad"));
   const CUresult result = driver.cuInit(0);
+  if (result == kNotInitialised) throw_fork_error("another one (cuInit: initialization error)");
   if (result != 0) {
     const char* text = nullptr;
     driver.cuGetErrorString(result, &text);
     throw PackageError{"DriverError", std::string("the NVIDIA driver does not start: cuInit: ") + (text ? text : "?")};
   }
+  opened_in = getpid();
+  pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
   return driver;
 }
 
@@ -76,7 +103,14 @@ CUlaunchConfig driver_config(const LaunchShape& shape, CUstream stream, CUlaunch
 const Driver& driver() {
   // A failure is not remembered: the next call tries again and throws again.
   static const Driver instance = open_driver();
+  check_not_forked();
   return instance;
+}
+
+bool forked() { return is_forked; }
+
+void check_not_forked() {
+  if (is_forked) throw_fork_error("process " + std::to_string(opened_in));
 }
 
 void check(CUresult result, const char* what) {
@@ -122,43 +156,56 @@ const Device& device(int ordinal) {
 GilReleased::GilReleased() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
 
 GilReleased::~GilReleased() {
-  if (state_ != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
+  if (state_ != nullptr) taking_gil([&] { PyEval_RestoreThread(static_cast<PyThreadState*>(state_)); });
 }
 
 Function::Function(int ordinal, const void* image, const std::string& symbol) : device_(::device(ordinal)) {
-  CurrentContext current(device_);
+  const Uncaptured uncaptured(device_);
   CUresult loaded;
   {
     const GilReleased released;  // PTX is compiled here
     loaded = driver().cuModuleLoadData(&module_, image);
   }
   check(loaded, ("loading " + symbol).c_str());
-  const CUresult result = driver().cuModuleGetFunction(&function_, module_, symbol.c_str());
+  CUresult result = driver().cuModuleGetFunction(&function_, module_, symbol.c_str());
+  // Where modules are loaded lazily, the first launch would do it: within a capture, or waiting for a kernel that waits
+  // for this one.
+  if (result == 0 && driver().cuFuncLoad != nullptr) result = driver().cuFuncLoad(function_);
   if (result != 0) {
     driver().cuModuleUnload(module_);
     check(result, ("looking up the entry " + symbol).c_str());
   }
 }
 
+Function::~Function() {
+  if (captured_ || forked() || interpreter_ends()) return;
+  try {
+    const Uncaptured uncaptured(device_);
+    const GilReleased released;  // waits for the work that uses it
+    driver().cuModuleUnload(module_);
+  } catch (const PackageError&) {  // the driver has ended: there is nothing to unload
+  }
+}
+
 int Function::attribute(int id) const {
-  CurrentContext current(device_);
+  const Uncaptured uncaptured(device_);
   int value = 0;
   check(driver().cuFuncGetAttribute(&value, id, function_), "cuFuncGetAttribute");
   return value;
 }
 
 void Function::set_attribute(int id, int value) const {
-  CurrentContext current(device_);
+  const Uncaptured uncaptured(device_);
   check(driver().cuFuncSetAttribute(function_, id, value), "cuFuncSetAttribute");
 }
 
 void Function::set_cache_preference(int preference) const {
-  CurrentContext current(device_);
+  const Uncaptured uncaptured(device_);
   check(driver().cuFuncSetCacheConfig(function_, preference), "cuFuncSetCacheConfig");
 }
 
 int Function::max_active_ctas(const LaunchShape& shape) const {
-  CurrentContext current(device_);
+  const Uncaptured uncaptured(device_);
   int count = 0;
   const int threads = static_cast<int>(shape.block.x * shape.block.y * shape.block.z);
   check(driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&count, function_, threads, shape.dynamic_shared_memory),
@@ -167,7 +214,7 @@ int Function::max_active_ctas(const LaunchShape& shape) const {
 }
 
 int Function::max_active_clusters(const LaunchShape& shape) const {
-  CurrentContext current(device_);
+  const Uncaptured uncaptured(device_);
   CUlaunchAttribute attributes[3];
   const CUlaunchConfig config = driver_config(shape, nullptr, attributes);
   int count = 0;
@@ -177,7 +224,7 @@ int Function::max_active_clusters(const LaunchShape& shape) const {
 
 int Function::parameter_bytes() const {
   if (driver().cuFuncGetParamInfo == nullptr) return -1;
-  CurrentContext current(device_);
+  const Uncaptured uncaptured(device_);
   // The first, which is the only one: asking for one more than there are is an error that tools report.
   size_t offset = 0, size = 0;
   return driver().cuFuncGetParamInfo(function_, 0, &offset, &size) == 0 ? static_cast<int>(size) : 0;
@@ -190,6 +237,10 @@ void Function::zero(void* data, size_t bytes, CUstream stream) const {
 
 void Function::launch(const LaunchShape& shape, void* params, CUstream stream, const std::vector<Memory>&) const {
   CurrentContext current(device_);
+  if (!captured_.load(std::memory_order_relaxed)) {
+    int status = 0;
+    if (driver().cuStreamIsCapturing(stream, &status) != 0 || status != 0) captured_ = true;
+  }
   CUlaunchAttribute attributes[3];
   const CUlaunchConfig config = driver_config(shape, stream, attributes);
   void* arguments[] = {params};
@@ -197,24 +248,32 @@ void Function::launch(const LaunchShape& shape, void* params, CUstream stream, c
 }
 
 Buffer::Buffer(int ordinal, size_t bytes) : device_(::device(ordinal)), bytes_(bytes) {
-  CurrentContext current(device_);
+  const Uncaptured uncaptured(device_);
   if (bytes > 0) check(driver().cuMemAlloc_v2(&pointer_, bytes), "cuMemAlloc");
 }
 
 Buffer::~Buffer() {
-  if (pointer_ == 0) return;
-  // Waits for the work that uses it; after the driver's shutdown there is nothing to free.
-  CUcontext popped;
-  if (driver().cuCtxPushCurrent_v2(device_.context) != 0) return;
-  {
-    const GilReleased released;
+  if (pointer_ == 0 || forked() || interpreter_ends()) return;
+  try {
+    const Uncaptured uncaptured(device_);
+    const GilReleased released;  // waits for the work that uses it
     driver().cuMemFree_v2(pointer_);
+  } catch (const PackageError&) {  // the driver has ended: there is nothing to free
   }
-  driver().cuCtxPopCurrent_v2(&popped);
 }
 
 void Buffer::check_range(size_t offset, size_t bytes) const {
   if (offset > bytes_ || bytes > bytes_ - offset) throw std::out_of_range("beyond the end of a buffer");
+}
+
+GraphMemory::GraphMemory(int ordinal, size_t bytes, CUstream stream) : device_(::device(ordinal)), stream_(stream) {
+  const CurrentContext current(device_);
+  check(driver().cuMemAllocAsync(&pointer_, bytes, stream), "cuMemAllocAsync");
+}
+
+GraphMemory::~GraphMemory() {
+  const CurrentContext current(device_);
+  driver().cuMemFreeAsync(pointer_, stream_);
 }
 
 Event::Event(int ordinal, CUstream stream) : device_(::device(ordinal)) {
@@ -224,10 +283,11 @@ Event::Event(int ordinal, CUstream stream) : device_(::device(ordinal)) {
 }
 
 Event::~Event() {
-  if (event_ != nullptr) driver().cuEventDestroy_v2(event_);
+  if (event_ != nullptr && !forked()) driver().cuEventDestroy_v2(event_);
 }
 
 bool Event::done() const {
+  const Uncaptured uncaptured(device_);
   const CUresult result = driver().cuEventQuery(event_);
   if (result != kNotReady) check(result, "cuEventQuery");
   return result != kNotReady;
@@ -269,12 +329,25 @@ bool stream_on_device(int ordinal, CUstream stream) {
   return driver().cuStreamGetCtx(stream, &context) == 0 && context == device(ordinal).context;
 }
 
+bool stream_capturing(int ordinal, CUstream stream) {
+  const CurrentContext current(device(ordinal));
+  int status = 0;
+  const CUresult result = driver().cuStreamIsCapturing(stream, &status);
+  if (result == kCaptureImplicit) {
+    throw_argument_error(
+        "the call is on the legacy default stream, which may not be used while a stream that waits for it is captured: "
+        "pass the stream that is captured");
+  }
+  check(result, "cuStreamIsCapturing");
+  return status != 0;
+}
+
 CUstream own_stream(int ordinal) {
   static std::vector<CUstream> streams;
   const Device& on = device(ordinal);
   streams.resize(device_count());
   if (streams[ordinal] == nullptr) {
-    CurrentContext current(on);
+    const Uncaptured uncaptured(on);
     constexpr unsigned non_blocking = 1;
     check(driver().cuStreamCreate(&streams[ordinal], non_blocking), "cuStreamCreate");
   }

@@ -1,6 +1,7 @@
 // The CUDA driver, opened at run time: the few entry points that the package uses, with every result checked.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -67,6 +68,10 @@ struct CUlaunchConfig {
   X(cuFuncGetAttribute, (int*, int, CUfunction))                                  \
   X(cuFuncSetAttribute, (CUfunction, int, int))                                   \
   X(cuFuncSetCacheConfig, (CUfunction, int))                                      \
+  X(cuThreadExchangeStreamCaptureMode, (int*))                                    \
+  X(cuStreamIsCapturing, (CUstream, int*))                                        \
+  X(cuMemAllocAsync, (CUdeviceptr*, size_t, CUstream))                            \
+  X(cuMemFreeAsync, (CUdeviceptr, CUstream))                                      \
   X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, CUfunction, int, size_t)) \
   X(cuOccupancyMaxActiveClusters, (int*, CUfunction, const CUlaunchConfig*))      \
   X(cuLaunchKernelEx, (const CUlaunchConfig*, CUfunction, void**, void**))        \
@@ -93,14 +98,21 @@ struct Driver {
 #undef TRTC_DECLARE
   // Since driver 550 (CUDA 12.4); null in an older one.
   CUresult (*cuFuncGetParamInfo)(CUfunction, size_t index, size_t* offset, size_t* size);
+  CUresult (*cuFuncLoad)(CUfunction);
   int version;  // 12080: it runs programs of CUDA 12.8
 };
 
 // The oldest driver interface that is enough: cuLaunchKernelEx with clusters, and cubins that NVRTC 12 makes.
 constexpr int kOldestDriver = 12000;
 
-// Opens libcuda once. Throws DriverNotFoundError or DriverError.
+// Opens libcuda once. Throws DriverNotFoundError, DriverError or, in the child of a fork of a process that had opened
+// it, ForkError.
 const Driver& driver();
+
+// Whether this process is such a child: its parent's contexts, memory and kernels are none of its own.
+bool forked();
+// Throws ForkError if it is.
+void check_not_forked();
 
 // Throws DriverError with the driver's name and text for a result other than success.
 void check(CUresult result, const char* what);
@@ -135,6 +147,23 @@ class CurrentContext {
 
  private:
   bool pushed_;
+};
+
+// What this thread asks of a device in this scope is part of no capture of a stream, and ends none: neither one that
+// this thread began, nor another thread's in the global mode. For what is done once, or for the host: loads,
+// allocations, waits. Its device's context is current.
+class Uncaptured {
+ public:
+  explicit Uncaptured(const Device& device) : current_(device) {
+    check(driver().cuThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode");
+  }
+  ~Uncaptured() { driver().cuThreadExchangeStreamCaptureMode(&mode_); }
+  Uncaptured(const Uncaptured&) = delete;
+  Uncaptured& operator=(const Uncaptured&) = delete;
+
+ private:
+  const CurrentContext current_;
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then what was before
 };
 
 // Lets other Python threads run while the driver may wait, if this one holds the GIL.
@@ -180,10 +209,13 @@ class Launcher {
   virtual bool asks_for_memory() const { return false; }
 };
 
-// A kernel loaded on one device. Loaded for the process's life, as a captured graph may keep it.
+// A kernel loaded on one device; unloaded with its last owner, unless a graph has captured a launch of it.
 class Function : public Launcher {
  public:
   Function(int ordinal, const void* image, const std::string& symbol);
+  ~Function() override;
+  Function(const Function&) = delete;
+  Function& operator=(const Function&) = delete;
 
   int attribute(int id) const;
   void set_attribute(int id, int value) const;
@@ -203,6 +235,7 @@ class Function : public Launcher {
   const Device& device_;
   CUmodule module_;
   CUfunction function_;
+  mutable std::atomic<bool> captured_{false};  // a graph does not keep the modules of its kernels
 };
 
 // Device memory of our own: for arrays that no framework allocates.
@@ -223,6 +256,22 @@ class Buffer {
   const Device& device_;
   CUdeviceptr pointer_ = 0;
   size_t bytes_;
+};
+
+// Memory of the graph that a stream is being captured into: every replay has some from here to where this ends.
+class GraphMemory {
+ public:
+  GraphMemory(int ordinal, size_t bytes, CUstream stream);
+  ~GraphMemory();
+  GraphMemory(const GraphMemory&) = delete;
+  GraphMemory& operator=(const GraphMemory&) = delete;
+
+  CUdeviceptr pointer() const { return pointer_; }
+
+ private:
+  const Device& device_;
+  CUstream stream_;
+  CUdeviceptr pointer_ = 0;
 };
 
 // A moment on a stream.
@@ -247,6 +296,9 @@ int current_device();
 int pointer_device(CUdeviceptr pointer);
 // Whether a stream belongs to a device's primary context, as every stream of the CUDA runtime does.
 bool stream_on_device(int ordinal, CUstream stream);
+// Whether a stream is being captured into a graph. Throws ArgumentError for the legacy default stream where another
+// stream's capture forbids to use it.
+bool stream_capturing(int ordinal, CUstream stream);
 // A stream of our own on a device, one for the process; it does not wait for the legacy default stream.
 CUstream own_stream(int ordinal);
 // Work put on `later` from now on waits for what is on `earlier` now.

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "errors.hpp"
 #include "operator.hpp"
@@ -46,18 +47,31 @@ struct HeldView {
 // Allocates by calling allocate(shape, dtype, device) -> (object, pointer).
 class PythonAllocator : public Allocator {
  public:
-  explicit PythonAllocator(py::object allocate) : allocate_(std::move(allocate)) {}
+  PythonAllocator(py::object allocate, bool graph_memory)
+      : allocate_(std::move(allocate)), graph_memory_(graph_memory) {}
 
   PyObject* allocate(int ndim, const int64_t* shape, DtypeId dtype, int device, char*& data) override {
     py::tuple dimensions(ndim);
     for (int i = 0; i < ndim; ++i) dimensions[i] = py::int_(shape[i]);
-    const py::tuple made = allocate_(dimensions, dtype, device);
+    std::optional<Uncaptured> uncaptured;
+    if (graph_memory_) uncaptured.emplace(::device(device));  // a framework that knows no graphs may ask the driver
+    const py::tuple made = taking_gil([&] { return allocate_(dimensions, dtype, device); });
     data = reinterpret_cast<char*>(made[1].cast<uintptr_t>());
     return py::object(made[0]).release().ptr();
   }
 
+  PyObject* workspace(int64_t bytes, int device, CUstream stream, char*& data) override {
+    if (!graph_memory_) return Allocator::workspace(bytes, device, stream, data);
+    auto memory = std::make_unique<GraphMemory>(device, bytes, stream);
+    data = reinterpret_cast<char*>(memory->pointer());
+    return py::capsule(memory.release(), [](void* memory) { delete static_cast<GraphMemory*>(memory); })
+        .release()
+        .ptr();
+  }
+
  private:
   py::object allocate_;
+  bool graph_memory_;
 };
 
 // A launcher of Python's: zero(address, bytes) and
@@ -104,9 +118,10 @@ PyObject* call_operator(PyObject* self, PyObject* const* arguments, Py_ssize_t c
 PyMethodDef call_operator_method = {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_operator)),
                                     METH_FASTCALL, nullptr};
 
-// Runs an operator on views: (views or None of the array arguments in order, all arguments, allocate, stream).
+// Runs an operator on views: (views or None of the array arguments in order, all arguments, allocate, stream, whether
+// the workspace must be the memory of the graph that the stream is captured into).
 py::object run_views(Operator& op, const std::vector<py::object>& views, const std::vector<py::object>& arguments,
-                     py::object allocate, uintptr_t stream) {
+                     py::object allocate, uintptr_t stream, bool graph_memory) {
   Call call;
   std::vector<PyObject*> raw;
   for (const py::object& argument : arguments) raw.push_back(argument.ptr());
@@ -120,7 +135,7 @@ py::object run_views(Operator& op, const std::vector<py::object>& views, const s
     call.objects[i] = pair[1].ptr();
   }
   op.read_values(raw.data(), call);
-  PythonAllocator allocator(std::move(allocate));
+  PythonAllocator allocator(std::move(allocate), graph_memory);
   return py::reinterpret_steal<py::object>(op.run(call, allocator, as_stream(stream)));
 }
 
@@ -196,6 +211,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("OLDEST_DRIVER") = kOldestDriver;
   module.attr("MAX_PARAMETER_BYTES") = kMaxParameterBytes;
   module.attr("MOST_COLUMNS") = kMostColumns;
+  module.attr("MOST_PLANS") = Operator::kMostPlans;
   module.def("driver_version", [] { return driver().version; });
   module.def("device_count", &device_count);
   module.def("device_attribute", [](int ordinal, int id) { return device(ordinal).attribute(id); });
@@ -213,13 +229,15 @@ PYBIND11_MODULE(_native, module) {
   module.def("pointer_device", [](uintptr_t pointer) { return pointer_device(pointer); });
   module.def("stream_on_device",
              [](int ordinal, uintptr_t stream) { return stream_on_device(ordinal, as_stream(stream)); });
+  module.def("stream_capturing",
+             [](int ordinal, uintptr_t stream) { return stream_capturing(ordinal, as_stream(stream)); });
   module.def("own_stream", [](int ordinal) { return reinterpret_cast<uintptr_t>(own_stream(ordinal)); });
   module.def("order_streams", [](int ordinal, uintptr_t earlier, uintptr_t later) {
     order_streams(ordinal, as_stream(earlier), as_stream(later));
   });
   module.def("synchronize_stream", [](int ordinal, uintptr_t stream) {
-    const CurrentContext current(device(ordinal));
-    const py::gil_scoped_release release;
+    const Uncaptured uncaptured(device(ordinal));
+    const GilReleased released;
     check(driver().cuStreamSynchronize(as_stream(stream)), "cuStreamSynchronize");
   });
   module.def("dtype_name", &dtype_name);
@@ -265,8 +283,8 @@ PYBIND11_MODULE(_native, module) {
            [](Buffer& self, size_t offset, uintptr_t host, size_t bytes, uintptr_t stream) {
              self.check_range(offset, bytes);
              if (bytes == 0) return;
-             const CurrentContext current(self.device());
-             const py::gil_scoped_release release;
+             const Uncaptured uncaptured(self.device());
+             const GilReleased released;
              check(driver().cuMemcpyHtoDAsync_v2(self.pointer() + offset, reinterpret_cast<void*>(host), bytes,
                                                  as_stream(stream)),
                    "copying an array to the device");
@@ -274,8 +292,8 @@ PYBIND11_MODULE(_native, module) {
       .def("copy_to_host", [](const Buffer& self, size_t offset, uintptr_t host, size_t bytes, uintptr_t stream) {
         self.check_range(offset, bytes);
         if (bytes == 0) return;
-        const CurrentContext current(self.device());
-        const py::gil_scoped_release release;
+        const Uncaptured uncaptured(self.device());
+        const GilReleased released;
         check(driver().cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(host), self.pointer() + offset, bytes,
                                             as_stream(stream)),
               "copying an array from the device");
@@ -394,7 +412,8 @@ PYBIND11_MODULE(_native, module) {
           py::arg("name"), py::arg("arguments"), py::arg("plan"), py::arg("check"), py::arg("slow_call"),
           py::arg("framework_of"), py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
       .def_property_readonly("name", &Operator::name)
-      .def("run_views", &run_views)
+      .def("run_views", &run_views, py::arg("views"), py::arg("arguments"), py::arg("allocate"), py::arg("stream"),
+           py::arg("graph_memory") = false)
       .def("entry", [](py::object self) {
         // A builtin of METH_FASTCALL: no argument tuple, no conversion. The capsule keeps the operator alive.
         const py::capsule capsule(static_cast<const void*>(self.cast<Operator*>()), kOperatorCapsule);

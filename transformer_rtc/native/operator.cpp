@@ -104,6 +104,11 @@ struct Operator::Outputs {
   }
 };
 
+PyObject* Allocator::workspace(int64_t bytes, int device, CUstream, char*& data) {
+  constexpr DtypeId uint8 = 1 << 8 | 8;
+  return allocate(1, &bytes, uint8, device, data);
+}
+
 size_t Operator::KeyHash::operator()(const Key& key) const {
   uint64_t hash = 0xcbf29ce484222325u;
   for (uint64_t word : key) {
@@ -348,7 +353,7 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
   if (slow) {
     py::tuple all(count);
     for (Py_ssize_t i = 0; i < count; ++i) all[i] = py::reinterpret_borrow<py::object>(arguments[i]);
-    PyObject* result = PyObject_CallOneArg(slow_call_, all.ptr());
+    PyObject* result = taking_gil([&] { return PyObject_CallOneArg(slow_call_, all.ptr()); });
     if (result == nullptr) throw PythonErrorSet{};
     return result;
   }
@@ -372,6 +377,7 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
       }
     }
   }
+  check_not_forked();  // before the framework is asked for anything
   void* stream = nullptr;
   if (api->current_stream(kDLCUDA, call.views[0].device, &stream) != 0) throw PythonErrorSet{};
   ExchangeAllocator allocator(api);
@@ -381,9 +387,11 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
 py::object Operator::ask(PyObject* callback, const Call& call, const Layout& layout, int64_t columns) const {
   py::tuple dtypes(arrays_.size());
   for (size_t i = 0; i < arrays_.size(); ++i) dtypes[i] = py::int_(call.dtypes[i]);
-  py::object answer = py::reinterpret_steal<py::object>(PyObject_CallFunction(
-      callback, "iiOLOOI", call.implementation, call.views[0].device, dtypes.ptr(), static_cast<long long>(columns),
-      layout.per_head ? Py_True : Py_False, call.sm_margin > 0 ? Py_True : Py_False, call.flags));
+  py::object answer = py::reinterpret_steal<py::object>(taking_gil([&] {
+    return PyObject_CallFunction(callback, "iiOLOOI", call.implementation, call.views[0].device, dtypes.ptr(),
+                                 static_cast<long long>(columns), layout.per_head ? Py_True : Py_False,
+                                 call.sm_margin > 0 ? Py_True : Py_False, call.flags);
+  }));
   if (!answer) throw PythonErrorSet{};
   return answer;
 }
@@ -392,7 +400,7 @@ int64_t Operator::bucket_of(int64_t columns) const {
   return buckets_.empty() ? columns : *std::lower_bound(buckets_.begin(), buckets_.end(), columns);
 }
 
-const Plan& Operator::plan(const Call& call, const Layout& layout) {
+std::shared_ptr<const Plan> Operator::plan(const Call& call, const Layout& layout) {
   Key key{};
   const int device = call.views[0].device;
   const bool margin = call.sm_margin > 0;
@@ -402,15 +410,35 @@ const Plan& Operator::plan(const Call& call, const Layout& layout) {
            static_cast<uint32_t>(device);
   key[1] = static_cast<uint64_t>(columns);
   std::memcpy(&key[2], call.dtypes, sizeof(call.dtypes));
-  if (last_plan_ != nullptr && key == last_key_) return *last_plan_;
+  if (last_plan_ != nullptr && key == last_key_) return last_plan_;
 
   auto found = plans_.find(key);
   if (found == plans_.end()) {
-    found = plans_.emplace(key, ask(plan_, call, layout, columns).cast<const Plan&>()).first;
+    const py::object made = ask(plan_, call, layout, columns);
+    if (plans_.size() >= kMostPlans) forget_plans();
+    found = plans_.emplace(key, Kept{std::make_shared<const Plan>(made.cast<const Plan&>()), 0}).first;
   }
+  found->second.looked_up = ++lookups_;
   last_key_ = key;
-  last_plan_ = &found->second;
-  return found->second;
+  last_plan_ = found->second.plan;
+  return last_plan_;
+}
+
+void Operator::forget_plans() {
+  std::vector<uint64_t> times;
+  for (const auto& [key, kept] : plans_) times.push_back(kept.looked_up);
+  const auto quarter = times.begin() + times.size() / 4;
+  std::nth_element(times.begin(), quarter, times.end());
+  // They end last: a kernel that is unloaded lets other threads run, and these may come here.
+  std::vector<std::shared_ptr<const Plan>> forgotten;
+  for (auto it = plans_.begin(); it != plans_.end();) {
+    if (it->second.looked_up < *quarter) {
+      forgotten.push_back(std::move(it->second.plan));
+      it = plans_.erase(it);
+    } else {
+      ++it;
+    }
+  }
 }
 
 void Operator::check_view(const Array& array, const View& view, const View& first, Layout& layout) const {
@@ -738,11 +766,12 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
       const bool of_heads = arrays_[i].role == Role::head_sums;
       const int64_t elements = of_heads ? layout.matrix_heads : column_elements;
       if (!(of_heads || arrays_[i].role == Role::column_values) || !call.wanted[i] || elements == 0) continue;
-      plan(call, layout).stages[0].launcher->zero(call.views[i].data, elements * dtype_bytes(call.dtypes[i]), stream);
+      plan(call, layout)->stages[0].launcher->zero(call.views[i].data, elements * dtype_bytes(call.dtypes[i]), stream);
     }
     return outputs.release();
   }
-  const Plan& plan = this->plan(call, layout);
+  const std::shared_ptr<const Plan> kept = this->plan(call, layout);
+  const Plan& plan = *kept;
   const int64_t groups = this->groups(call, layout, plan);
   make_outputs(call, layout, allocator, outputs);
 
@@ -755,9 +784,8 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
   char* workspace = nullptr;
   py::object workspace_owner;
   if (shared_bytes > 0) {
-    constexpr DtypeId uint8 = 1 << 8 | 8;
     workspace_owner =
-        py::reinterpret_steal<py::object>(allocator.allocate(1, &shared_bytes, uint8, call.views[0].device, workspace));
+        py::reinterpret_steal<py::object>(allocator.workspace(shared_bytes, call.views[0].device, stream, workspace));
   }
   if (zeroed_bytes > 0) plan.stages[0].launcher->zero(workspace, zeroed_bytes, stream);
 

@@ -134,10 +134,15 @@ class Allocator {
   virtual ~Allocator() = default;
   // Returns a new reference and sets `data`. Throws.
   virtual PyObject* allocate(int ndim, const int64_t* shape, DtypeId dtype, int device, char*& data) = 0;
+  // The same for bytes that the work put on a stream needs until the reference is given up.
+  virtual PyObject* workspace(int64_t bytes, int device, CUstream stream, char*& data);
 };
 
 class Operator {
  public:
+  // Then the quarter that was not looked up for longest is forgotten: hidden sizes may vary without end.
+  static constexpr size_t kMostPlans = 512;
+
   // plan(implementation, device, dtypes, columns, per head, with a margin, flags) -> Plan; check, of the same, refuses
   // what a plan would -> multiprocessors; slow_call(arguments) -> result;
   // framework_of(type) -> (DLPack exchange API capsule or None, is_grad_enabled or None);
@@ -190,7 +195,8 @@ class Operator {
   using Key = std::array<uint64_t, 2 + kMaxArrays * sizeof(DtypeId) / sizeof(uint64_t)>;
 
   const Framework& framework(PyTypeObject* type, int array, const std::string& argument);
-  const Plan& plan(const Call& call, const Layout& layout);
+  std::shared_ptr<const Plan> plan(const Call& call, const Layout& layout);
+  void forget_plans();
   pybind11::object ask(PyObject* callback, const Call& call, const Layout& layout, int64_t columns) const;
   int64_t bucket_of(int64_t columns) const;
   [[noreturn]] void refuse(const std::string& argument, const std::string& what) const;
@@ -229,11 +235,16 @@ class Operator {
     const Framework* framework = nullptr;
   } last_frameworks_[kMaxArrays];
   Key last_key_{};
-  const Plan* last_plan_ = nullptr;
+  std::shared_ptr<const Plan> last_plan_;
 
   struct KeyHash {
     size_t operator()(const Key& key) const;
   };
-  std::unordered_map<Key, Plan, KeyHash> plans_;
+  struct Kept {
+    std::shared_ptr<const Plan> plan;  // a call goes on with what is forgotten meanwhile
+    uint64_t looked_up;
+  };
+  std::unordered_map<Key, Kept, KeyHash> plans_;
+  uint64_t lookups_ = 0;
   PyObject* dtypes_seen_;  // {data type object: DtypeId}
 };

@@ -1,0 +1,357 @@
+// A libcuda.so.1 for machines without a GPU: two devices whose memory is the host's and whose kernels do nothing. What
+// it is for are the driver's rules, which it holds more strictly than the driver: what a capture forbids ends the
+// capture, a kernel is loaded when it is first asked about, and whoever calls it after a fork is killed.
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+namespace {
+
+constexpr int kInvalidValue = 1, kNotInitialised = 3, kInvalidContext = 201, kNotFound = 500, kUnsupported = 900,
+              kIsolation = 905, kImplicit = 906;
+enum Mode { global, thread_local_mode, relaxed };
+
+struct Context {
+  int device;
+};
+struct Stream {
+  Context* context;
+  int status = 0;  // 1: captured, 2: a capture that has ended badly
+  Mode mode = global;
+  std::thread::id by;
+  bool blocking = false;
+  std::string nodes;
+};
+struct Module {
+  Context* context;
+  int functions = 0;
+};
+struct Function {
+  Module* module;
+  bool loaded = false;
+};
+struct Event {
+  bool captured = false;
+};
+
+std::recursive_mutex lock;
+pid_t process = 0;
+Context contexts[2] = {{0}, {1}};
+std::set<Stream*> streams;
+std::set<Module*> modules;
+std::map<unsigned long long, size_t> memory;
+std::map<std::string, long> counts;
+thread_local Mode mode_of_thread = global;
+thread_local Context* stack[16];
+thread_local int depth = 0;
+
+Context* current() { return depth > 0 ? stack[depth - 1] : nullptr; }
+
+void count(const char* name) {
+  if (process != 0 && process != getpid()) {
+    std::fprintf(stderr, "%s was called after a fork\n", name);
+    abort();
+  }
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  ++counts[name];
+}
+
+// What may wait, or allocate: a capture that forbids it to this thread ends.
+int unsafe(const char* name) {
+  count(name);
+  if (current() == nullptr) return kInvalidContext;
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  int result = 0;
+  for (Stream* stream : streams) {
+    const bool mine = stream->by == std::this_thread::get_id();
+    const bool forbids = mine ? stream->mode != relaxed : stream->mode == global && mode_of_thread == global;
+    if (stream->status == 0 || mode_of_thread == relaxed || !forbids) continue;
+    stream->status = 2;
+    result = kUnsupported;
+  }
+  return result;
+}
+
+int load(Function* function, const char* name) {
+  if (function->loaded) {
+    count(name);
+    return 0;
+  }
+  const int result = unsafe(name);
+  function->loaded = result == 0;
+  return result;
+}
+
+int add_node(Stream* stream, const char* node) {
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  if (stream == nullptr || reinterpret_cast<size_t>(stream) <= 2) {
+    for (Stream* other : streams) {
+      if (other->status == 1 && other->blocking) {
+        other->status = 2;
+        return kImplicit;
+      }
+    }
+    return 0;
+  }
+  if (stream->status == 2) return 901;
+  if (stream->status == 1) stream->nodes += node;
+  return 0;
+}
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default")))
+
+// ---- For tests ----
+
+API void fake_begin_capture(Stream* stream, int mode) {
+  stream->status = 1;
+  stream->mode = static_cast<Mode>(mode);
+  stream->by = std::this_thread::get_id();
+  stream->nodes.clear();
+}
+// The nodes: K a kernel, Z zeroes, A allocates, F frees; null where the capture was ended by what it forbids.
+API const char* fake_end_capture(Stream* stream) {
+  const bool good = stream->status == 1;
+  stream->status = 0;
+  return good ? stream->nodes.c_str() : nullptr;
+}
+API Stream* fake_stream(int device, int blocking) {
+  auto* stream = new Stream{&contexts[device]};
+  stream->blocking = blocking != 0;
+  streams.insert(stream);
+  return stream;
+}
+API long fake_count(const char* name) { return counts[name]; }
+API int fake_modules() { return static_cast<int>(modules.size()); }
+API int fake_allocations() { return static_cast<int>(memory.size()); }
+API int fake_depth() { return depth; }
+API void fake_push(int device) { stack[depth++] = &contexts[device]; }
+
+// ---- The driver ----
+
+// NVRTC asks for it, and does without.
+API int cuGetExportTable(const void**, const void*) { return kNotFound; }
+
+API int cuInit(unsigned) {
+  if (process != 0 && process != getpid()) return kNotInitialised;
+  process = getpid();
+  return 0;
+}
+API int cuDriverGetVersion(int* version) {
+  *version = 12080;
+  return 0;
+}
+API int cuGetErrorName(int result, const char** name) {
+  static thread_local char text[32];
+  std::snprintf(text, sizeof(text), "FAKE_ERROR_%d", result);
+  *name = text;
+  return 0;
+}
+API int cuGetErrorString(int, const char** text) {
+  *text = "fake";
+  return 0;
+}
+API int cuDeviceGetCount(int* count) {
+  *count = 2;
+  return 0;
+}
+API int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return 0;
+}
+API int cuDeviceGetName(char* name, int size, int) {
+  std::snprintf(name, size, "fake");
+  return 0;
+}
+API int cuDeviceGetAttribute(int* value, int id, int) {
+  *value = id == 16 ? 132 : id == 75 ? 9 : id == 76 ? 0 : id == 97 ? 227 * 1024 : 1;
+  return 0;
+}
+API int cuDeviceTotalMem_v2(size_t* bytes, int) {
+  *bytes = size_t{1} << 30;
+  return 0;
+}
+API int cuDevicePrimaryCtxRetain(Context** context, int device) {
+  count("cuDevicePrimaryCtxRetain");
+  *context = &contexts[device];
+  return 0;
+}
+API int cuCtxGetDevice(int* device) {
+  if (current() == nullptr) return kInvalidContext;
+  *device = current()->device;
+  return 0;
+}
+API int cuPointerGetAttribute(int* value, int, unsigned long long pointer) {
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  auto found = memory.upper_bound(pointer);
+  if (found == memory.begin() || pointer >= (--found)->first + found->second) return kInvalidValue;
+  *value = 0;
+  return 0;
+}
+API int cuCtxGetCurrent(Context** context) {
+  *context = current();
+  return 0;
+}
+API int cuCtxPushCurrent_v2(Context* context) {
+  count("cuCtxPushCurrent");
+  stack[depth++] = context;
+  return 0;
+}
+API int cuCtxPopCurrent_v2(Context** context) {
+  *context = stack[--depth];
+  return 0;
+}
+API int cuThreadExchangeStreamCaptureMode(int* mode) {
+  count("cuThreadExchangeStreamCaptureMode");
+  const Mode before = mode_of_thread;
+  mode_of_thread = static_cast<Mode>(*mode);
+  *mode = before;
+  return 0;
+}
+API int cuModuleLoadData(Module** module, const void* image) {
+  const int result = unsafe("cuModuleLoadData");
+  if (result != 0) return result;
+  if (std::memcmp(image,
+                  "\x7f"
+                  "ELF",
+                  4) != 0)
+    return 200;
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  modules.insert(*module = new Module{current()});
+  return 0;
+}
+API int cuModuleGetFunction(Function** function, Module* module, const char* name) {
+  count("cuModuleGetFunction");
+  if (std::strcmp(name, "missing") == 0) return kNotFound;
+  *function = new Function{module};
+  return 0;
+}
+API int cuModuleUnload(Module* module) {
+  const int result = unsafe("cuModuleUnload");
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  if (result == 0 && modules.erase(module) != 1) abort();
+  return result;
+}
+API int cuFuncLoad(Function* function) { return load(function, "cuFuncLoad"); }
+API int cuFuncGetAttribute(int* value, int id, Function* function) {
+  *value = id == 0 ? 1024 : id == 8 ? 48 * 1024 : id == 4 ? 32 : 0;
+  return load(function, "cuFuncGetAttribute");
+}
+API int cuFuncSetAttribute(Function* function, int, int) { return load(function, "cuFuncSetAttribute"); }
+API int cuFuncSetCacheConfig(Function* function, int) { return load(function, "cuFuncSetCacheConfig"); }
+API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Function* function, int, size_t) {
+  *count = 2;
+  return load(function, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+}
+API int cuOccupancyMaxActiveClusters(int* count, Function* function, const void*) {
+  *count = 16;
+  return load(function, "cuOccupancyMaxActiveClusters");
+}
+struct Config {
+  unsigned size[7];
+  Stream* stream;
+};
+API int cuLaunchKernelEx(const Config* config, Function* function, void**, void**) {
+  count("cuLaunchKernelEx");
+  if (current() != function->module->context || modules.count(function->module) == 0) return kInvalidContext;
+  const int result = load(function, "cuLaunchKernelEx loads");
+  return result != 0 ? result : add_node(config->stream, "K");
+}
+API int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
+  const int result = unsafe("cuMemAlloc");
+  if (result != 0) return result;
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  *pointer = reinterpret_cast<unsigned long long>(aligned_alloc(512, (bytes + 511) / 512 * 512));
+  memory[*pointer] = bytes;
+  return 0;
+}
+API int cuMemFree_v2(unsigned long long pointer) {
+  const int result = unsafe("cuMemFree");
+  if (result != 0) return result;
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  if (memory.erase(pointer) != 1) abort();
+  free(reinterpret_cast<void*>(pointer));
+  return 0;
+}
+API int cuMemAllocAsync(unsigned long long* pointer, size_t bytes, Stream* stream) {
+  count("cuMemAllocAsync");
+  *pointer = reinterpret_cast<unsigned long long>(aligned_alloc(512, (bytes + 511) / 512 * 512));
+  return add_node(stream, "A");
+}
+API int cuMemFreeAsync(unsigned long long pointer, Stream* stream) {
+  count("cuMemFreeAsync");
+  free(reinterpret_cast<void*>(pointer));
+  return add_node(stream, "F");
+}
+API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, Stream*) {
+  const int result = unsafe("cuMemcpyHtoDAsync");
+  if (result == 0) std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return result;
+}
+API int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, Stream*) {
+  const int result = unsafe("cuMemcpyDtoHAsync");
+  if (result == 0) std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+  return result;
+}
+API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, Stream* stream) {
+  std::memset(reinterpret_cast<void*>(to), value, bytes);
+  return add_node(stream, "Z");
+}
+API int cuStreamCreate(Stream** stream, unsigned) {
+  *stream = fake_stream(current()->device, 0);
+  return unsafe("cuStreamCreate");
+}
+API int cuStreamSynchronize(Stream* stream) {
+  if (reinterpret_cast<size_t>(stream) > 2 && stream->status != 0) {
+    stream->status = 2;
+    return kUnsupported;
+  }
+  return unsafe("cuStreamSynchronize");
+}
+API int cuStreamIsCapturing(Stream* stream, int* status) {
+  count("cuStreamIsCapturing");
+  *status = 0;
+  if (reinterpret_cast<size_t>(stream) > 2) {
+    *status = stream->status;
+    return 0;
+  }
+  for (Stream* other : streams) {
+    if (other->status == 1 && other->blocking) return kImplicit;
+  }
+  return 0;
+}
+API int cuStreamGetCtx(Stream* stream, Context** context) {
+  *context = stream->context;
+  return 0;
+}
+API int cuEventCreate(Event** event, unsigned) {
+  *event = new Event;
+  return 0;
+}
+API int cuEventRecord(Event* event, Stream* stream) {
+  event->captured = reinterpret_cast<size_t>(stream) > 2 && stream->status != 0;
+  return 0;
+}
+API int cuEventQuery(Event*) { return unsafe("cuEventQuery"); }
+API int cuEventSynchronize(Event*) { return unsafe("cuEventSynchronize"); }
+API int cuEventDestroy_v2(Event* event) {
+  count("cuEventDestroy");
+  delete event;
+  return 0;
+}
+API int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+  if (reinterpret_cast<size_t>(stream) > 2 && stream->status != 0 && !event->captured) {
+    stream->status = 2;
+    return kIsolation;
+  }
+  return 0;
+}
