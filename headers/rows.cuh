@@ -10,9 +10,10 @@ namespace trtc {
 // stride is enough, and always from 2^31 rows on.
 template <class Params>
 TRTC_DEVICE int64 row_offset(const Params& params, int64 row, int64 outer_stride, int64 inner_stride) {
+  if (params.inner_count == 1) return row * outer_stride;
   const uint32 outer = multiply_high(static_cast<uint32>(row), params.inner_magic) >> params.inner_shift;
   const uint32 inner = static_cast<uint32>(row) - outer * params.inner_count;
-  return params.inner_count == 1 ? row * outer_stride : outer * outer_stride + inner * inner_stride;
+  return outer * outer_stride + inner * inner_stride;
 }
 
 // An array of rows, as a launch describes it.
@@ -113,11 +114,23 @@ struct StagedRow {
       for (int k = 0; k < (blocks + Config::threads - 1) / Config::threads; ++k) {
         const int block = k * Config::threads + thread;
         const int column = block * per_block - shift;
-        const int end = min(max(columns - column, 0), static_cast<int>(per_block));
-        if ((k + 1) * Config::threads <= blocks || block < blocks) {
-          copy_async_part<16>(shared + block * per_block, row + (end > 0 ? column : -shift),
-                              k == 0 ? max(-column, 0) * sizeof(T) : 0, end * sizeof(T));
+        const bool whole = column + per_block <= columns;
+        const bool is_last = !whole && column < columns;
+        if (((k + 1) * Config::threads <= blocks || block < blocks) && !is_last) {
+          copy_async_part<16>(shared + block * per_block, row + (whole ? column : -shift),
+                              k == 0 && whole ? max(-column, 0) * sizeof(T) : 0, whole ? 16 : 0);
         }
+      }
+      // A block of which the row has the first elements only: the copy would read the others too.
+      const int last = (columns + shift) / per_block;
+      if (columns > 0 && last % Config::threads == thread && last * per_block - shift < columns) {
+        Vec<T, per_block> rest;
+#pragma unroll
+        for (int i = 0; i < per_block; ++i) {
+          const int at = last * per_block - shift + i;
+          rest.set_bits(i, load_element(row + at, at >= 0 && at < columns));
+        }
+        rest.template store<Space::shared>(shared + last * per_block, true);
       }
     } else {
       if constexpr (Vec<T, N>::bytes >= 4) {

@@ -1,8 +1,8 @@
 """Softmax in float64, and what float32 arithmetic may differ from it by.
 
-v = scale * x + mask is rounded to float32 by definition, but for a result of 16 bits without a mask of floats, where the
-scale is applied to differences. With u = 2^-24 and d = max(v) - v of an element: v - max(v) is
-within d u, the exponential of that within 1.2 u more, or for a result of 16 bits within 2^-21 (1 + d); the sum within
+v = scale * x + mask is rounded to float32 by definition, but for a result of 16 bits without a mask of floats, where
+the scale is applied to differences. With u = 2^-24 and d = max(v) - v of an element: v - max(v) is within d u, the
+exponential of that within 1.2 u more, or for a result of 16 bits within 2^-21 (1 + d); the sum within
 what its terms are and `LONGEST` additions; the quotient within 2 u.
 """
 
