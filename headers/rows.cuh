@@ -10,10 +10,9 @@ namespace trtc {
 // stride is enough, and always from 2^31 rows on.
 template <class Params>
 TRTC_DEVICE int64 row_offset(const Params& params, int64 row, int64 outer_stride, int64 inner_stride) {
-  if (params.inner_count == 1) return row * outer_stride;
   const uint32 outer = multiply_high(static_cast<uint32>(row), params.inner_magic) >> params.inner_shift;
   const uint32 inner = static_cast<uint32>(row) - outer * params.inner_count;
-  return outer * outer_stride + inner * inner_stride;
+  return params.inner_count == 1 ? row * outer_stride : outer * outer_stride + inner * inner_stride;
 }
 
 // An array of rows, as a launch describes it.
@@ -106,24 +105,24 @@ struct StagedRow {
     if constexpr (Config::ragged) shift = static_cast<int>(reinterpret_cast<uint64>(row) / sizeof(T) % per_block);
   }
 
-  // The first `columns` of them, and zeros.
-  TRTC_DEVICE void fetch(const T* row, int columns, int thread, bool aligned) {
+  // The first `columns` of them, and zeros. `is_end`: the array's memory may end with them.
+  TRTC_DEVICE void fetch(const T* row, int columns, int thread, bool aligned, bool is_end) {
     if constexpr (Config::ragged) {
       constexpr int blocks = Config::chunk / per_block + 2;
 #pragma unroll
       for (int k = 0; k < (blocks + Config::threads - 1) / Config::threads; ++k) {
         const int block = k * Config::threads + thread;
         const int column = block * per_block - shift;
-        const bool whole = column + per_block <= columns;
-        const bool is_last = !whole && column < columns;
-        if (((k + 1) * Config::threads <= blocks || block < blocks) && !is_last) {
-          copy_async_part<16>(shared + block * per_block, row + (whole ? column : -shift),
-                              k == 0 && whole ? max(-column, 0) * sizeof(T) : 0, whole ? 16 : 0);
+        const int end = min(max(columns - column, 0), static_cast<int>(per_block));
+        const bool alone = is_end && end > 0 && end < per_block;
+        if (((k + 1) * Config::threads <= blocks || block < blocks) && !alone) {
+          copy_async_part<16>(shared + block * per_block, row + (end > 0 ? column : -shift),
+                              k == 0 ? max(-column, 0) * sizeof(T) : 0, end * sizeof(T));
         }
       }
-      // A block of which the row has the first elements only: the copy would read the others too.
+      // A block of which the row has the first elements only: the copy touches the others too (compute-sanitizer).
       const int last = (columns + shift) / per_block;
-      if (columns > 0 && last % Config::threads == thread && last * per_block - shift < columns) {
+      if (is_end && columns > 0 && last % Config::threads == thread && last * per_block - shift < columns) {
         Vec<T, per_block> rest;
 #pragma unroll
         for (int i = 0; i < per_block; ++i) {
@@ -196,7 +195,10 @@ struct InputRow {
   template <class Params>
   TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, int columns) {
     locate(params, region, place, row);
-    staged.fetch(of(params, row), columns, place.thread, aligned);
+    // Behind any row but the last there is memory of the same array, if rows are apart.
+    const bool apart =
+        array.outer_stride >= Config::hidden && (params.inner_count == 1 || array.inner_stride >= Config::hidden);
+    staged.fetch(of(params, row), columns, place.thread, aligned, !apart || row + 1 >= params.rows);
   }
   TRTC_DEVICE Vec<T, N> at(int column) const { return staged.at(column); }
 };

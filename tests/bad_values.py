@@ -200,7 +200,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         "text": NO_TEXT, "name": NO_NAME, "fields": [*NO_FIELDS, list(FIELDS)], "options": [*NO_OPTIONS, ["-G"]],
     }),
     "KernelManager": ({"cache": DiskCache(None)}, {"cache": [None, "folder", Hostile()], "compile_program": [None, 5],
-                           "identity": [None, "12.9"], "options": [None, {}]}),
+                           "identity": [None, "12.9"], "options": [None, {}], "most_kernels": [None, 0, -1, 1.5, "5"]}),
     "KernelManager.compile": ({"text": TEXT, "symbol": "store", "fields": FIELDS, "device": DEVICE}, {
         "text": NO_TEXT, "symbol": NO_NAME, "fields": NO_FIELDS, "device": NO_DEVICE, "options": NO_OPTIONS,
     }),

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from . import compiler, sources, static, usage
 from . import launch as gpu
 from .cache import DiskCache, digest
-from .checks import check_type, is_integer
+from .checks import check_integer, check_type, is_integer
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -228,6 +228,7 @@ class KernelManager:
         self._compile_program = compile_program
         self._identity = identity
         self._settings = options
+        check_integer(most_kernels, "most_kernels", 1)
         self._images = _Once(most_kernels)
         self._kernels = _Once(most_kernels)
         self._callbacks: list[Callable[[Event], None]] = []

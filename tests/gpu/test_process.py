@@ -224,9 +224,10 @@ def test_a_child_that_was_given_arrays_of_the_gpu_is_told_so(torch, tmp_path):
     script = f"""{IN_CHILD}
 import torch
 x = torch.ones(4, 64, device="cuda")
+stream = torch.cuda.default_stream().cuda_stream
 print(right(t.rms_norm(x).cpu()))
 in_child(lambda: t.rms_norm(x))
-in_child(lambda: t.rms_norm(x, stream=torch.cuda.default_stream().cuda_stream))
+in_child(lambda: t.rms_norm(x, stream=stream))
 print(right(t.rms_norm(x).cpu()))
 """
     expected = ["True", "ForkError", "ended 0", "ForkError", "ended 0", "True"]

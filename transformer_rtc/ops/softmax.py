@@ -182,11 +182,11 @@ def softmax(
 ) -> Any:
     """Return the softmax of each row: ``y = exp(v - max(v)) / sum(exp(v - max(v)))`` with ``v = scale * x``.
 
-    Over the last dimension. Arithmetic is in float32, v is rounded to it, and y is rounded once. What does not take
-    part has v = -inf: y is 0 there. A row of which nothing takes part becomes zeros. What a mask or a causal mode
-    excludes is 0 even in a row that is NaN otherwise. A row's bits do not depend on how
-    many rows there are, nor on where they lie. One kernel serves all lengths of a bucket (64, 256, 512, 1024, ...
-    keys): a new length compiles nothing.
+    Over the last dimension. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
+    or a mask of floats is added, else differences of x are scaled. What does not take part has v = -inf: y is 0 there.
+    A row of which nothing takes part becomes zeros. What a mask or a causal mode excludes is 0 even in a row that is
+    NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 12 kernels
+    serve all lengths: few new lengths compile anything.
 
     Parameters
     ----------
