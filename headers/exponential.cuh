@@ -7,8 +7,8 @@ namespace trtc {
 
 TRTC_DEVICE float minus_infinity() { return float_from_bits(0xff800000u); }
 
-enum : int { large = 24 };  // the binary logarithm of what large exponentials are multiplied by, and that
-constexpr float large_one = 1 << large;
+enum : int { large_exponent = 24 };  // the binary logarithm of what large exponentials are multiplied by, and that
+constexpr float large_one = 1 << large_exponent;
 constexpr float log2_e = 1.44269504f;
 
 // e^(x - n log(2)) of an x that is half of log(2) from that at most: Cody and Waite's reduction, and a polynomial of
@@ -40,7 +40,7 @@ TRTC_DEVICE float exponential(float x) {
 // between 0 and 2^-126.
 TRTC_DEVICE float large_exponential(float x) {
   x = larger_or_nan(x, -104.0f);
-  const float magic = 12582912.0f + large + 127;  // as above, with what the exponent of a float is further
+  const float magic = 12582912.0f + large_exponent + 127;  // as above, with what the exponent of a float is further
   const float shifted = fused_multiply_add(x, log2_e, magic);
   return exponential_of_rest(x, shifted - magic) * float_from_bits(bits_from_float(shifted) << 23);
 }
@@ -51,7 +51,7 @@ TRTC_DEVICE float large_exponential_for(float x) {
   if constexpr (is_same<T, float>) {
     return large_exponential(x);
   } else {
-    return approximate_exp2(fused_multiply_add(x, log2_e, float{large}));
+    return approximate_exp2(fused_multiply_add(x, log2_e, float{large_exponent}));
   }
 }
 

@@ -119,7 +119,7 @@ TRTC_DEVICE float term_of(float v, float about, float factor) {
   if constexpr (is_same<Output, float>) {
     return large_exponential(v - about);
   } else {
-    return approximate_exp2(fused_multiply_add(v - about, factor * log2_e, float{large}));
+    return approximate_exp2(fused_multiply_add(v - about, factor * log2_e, float{large_exponent}));
   }
 }
 
