@@ -50,8 +50,10 @@ struct Blocks {
         for (int i = 0; i < bytes / piece; ++i) {
           constexpr int per_piece = piece / static_cast<int>(sizeof(T));
           const int before = min(max(-column(block) - i * per_piece, 0), per_piece);
+          // Of pieces that lie before the part nothing is read.
+          const bool is_before = before == per_piece;
           copy_async_part<piece>(shared + block * N + i * per_piece, part + column(block) + i * per_piece,
-                                 before * sizeof(T), piece);
+                                 is_before ? 0 : before * sizeof(T), is_before ? 0 : piece);
         }
       } else {
         Vec<T, N> one;

@@ -242,6 +242,7 @@ TRTC_DEVICE void copy_async_part(void* shared, const void* global, int first, in
   TRTC_PTX(if constexpr (Bytes < 16) asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global), "n"(Bytes), "r"(end) : "memory");)
   TRTC_PORTABLE(
       if (first == 0 && end == Bytes) return trtc_simulator::copy_async(shared, global, Bytes);
+      if (first == Bytes) trtc_simulator::load<uint32>(global);  // nothing of use, and may be no memory
       for (int i = 0; i < Bytes; i += 4) trtc_simulator::store(static_cast<char*>(shared) + i, uint32{0});
       const int size = (first | end) % 2 == 0 ? 2 : 1;  // of an element
       for (int i = first; i < end; i += size) {

@@ -202,8 +202,8 @@ struct ShiftedSum {
   }
 
   // This thread's share of the row's sum. Called by all threads of a CTA, which hold `Rows` rows. `shifted`: some row
-  // of the launch has a shift.
-  template <int Rows>
+  // of the launch has a shift. Each `Use` of a kernel has shared memory of its own.
+  template <int Rows, int Use = 0>
   TRTC_DEVICE float share(int thread, int shift, int row_in_cta, bool shifted) {
     if (shifted) {
       // The thread's own places, and those of the thread behind it: `shift` further are what it would have.

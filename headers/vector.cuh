@@ -48,7 +48,11 @@ struct Vec {
   // From global memory, aligned, if `valid`: what is before element `first` is of no use.
   TRTC_DEVICE void load_rest(const T* address, int first, bool valid) {
     if constexpr (reads_whole_blocks) {
-      if (valid) load_whole<Space::global>(address);
+      if (valid && (bytes <= 16 || first < per_quad)) {
+        load_whole<Space::global>(address);
+      } else if constexpr (bytes == 32) {
+        if (valid) load_16<Space::global>(word[4], word[5], word[6], word[7], address + per_quad);
+      }
     } else {
       for (int i = 0; i < N; ++i) set_bits(i, load_element(address + i, valid && i >= first));
     }

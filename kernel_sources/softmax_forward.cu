@@ -40,8 +40,8 @@ struct SoftmaxRow {
         element = value[k].get(i);
         if constexpr (Config::mask_is_added) {
           const float added = mask_of[k].get(i);
-          element = fused_multiply_add(element, params.scale, added);
-          if (added == minus_infinity()) element = added;
+          const bool out_of_it = element == minus_infinity() || added == minus_infinity();
+          element = out_of_it ? minus_infinity() : fused_multiply_add(element, params.scale, added);
         } else {
           if constexpr (!folds) element *= params.scale;
           if constexpr (Config::has_mask) {
@@ -130,6 +130,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     constexpr bool counts = is_same<Output, float>;
     constexpr float one = large_one;
     float ones = 0.0f;
+    ShiftedSum<Config::threads, N> chunks_ones;  // which are no integers once a chunk has a larger v
 #pragma unroll 1
     for (int first = 0; first == 0 || (chunked && first < place.most_columns); first += Part::capacity) {
       const Part part = softmax_part<Config>(place.thread, shift, columns, in.range, first);
@@ -145,7 +146,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
         if (before != minus_infinity()) {
           const float less = exponential((before - largest) * factor);
           sums.scale(less);
-          ones *= less;
+          if constexpr (counts) chunks_ones.scale(less);
         }
         reduction.next_row();  // the values of this use are of the chunk
       } else {
@@ -173,7 +174,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
           sums.add(part, k, summand);
         }
       }
-      if (has_ones) {
+      if (!chunked && has_ones) {
 #pragma unroll
         for (int i = 0; i < steps * N; ++i) ones += v[i] == about ? 1.0f : 0.0f;
       }
@@ -181,9 +182,23 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
         sum_up(0);
         sums.add_late(part, summand);
       }
+      if (chunked && has_ones) {
+#pragma unroll
+        for (int k = 0; k < steps; ++k) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) summand[i] = v[k * N + i] == about ? 1.0f : 0.0f;
+          chunks_ones.add(part, k, summand);
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) summand[i] = v[i] == about ? 1.0f : 0.0f;
+        chunks_ones.add_late(part, summand);
+      }
     }
     float sum[counts ? 2 : 1] = {
         sums.template share<Config::rows_per_cta>(place.thread, shift, place.row_in_cta, shifted)};
+    if constexpr (counts && chunked) {
+      ones = chunks_ones.template share<Config::rows_per_cta, 1>(place.thread, shift, place.row_in_cta, shifted);
+    }
     if constexpr (counts) sum[1] = ones;
     reduction.template reduce_in_cta<Sum, 1>(sum);
     float total = sum[0] * (1.0f / one);

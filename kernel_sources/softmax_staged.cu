@@ -183,6 +183,10 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
             y[i] = totals.template quotient_of<Output>(keeps ? v[i] : term_of<Output>(v[i], about, factor));
           }
         }
+        if constexpr (keeps && excludes) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) y[i] += 0.0f;  // the mark is -0
+        }
         if (!Config::logarithm && totals.is_small) {
 #pragma unroll
           for (int i = 0; i < N; ++i) y[i] *= 1.0f / large_one;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -143,6 +144,7 @@ class Kernel:
         self.launcher = launcher
         self.where = f"cuda:{device}" if isinstance(device, int) else str(device)
         self.multiprocessors = multiprocessors
+        self._preparing = threading.Lock()
         # What a launch may have without asking; static shared memory is part of it.
         self._free_dynamic_shared = DEFAULT_DYNAMIC_SHARED - self.static_shared_memory
         loaded = self.function.parameter_bytes() if params.fields else -1
@@ -210,8 +212,9 @@ class Kernel:
         """
         check_type(config, LaunchConfig, "config")
         # Never lowered: another thread's launch may need what is set.
-        if config.dynamic_shared_memory > self.max_dynamic_shared_memory:
-            self.max_dynamic_shared_memory = config.dynamic_shared_memory
+        with self._preparing:  # a thread that asks for less must not take back what another one has asked for
+            if config.dynamic_shared_memory > self.max_dynamic_shared_memory:
+                self.max_dynamic_shared_memory = config.dynamic_shared_memory
         size = config.cluster[0] * config.cluster[1] * config.cluster[2]
         if size > 1:
             try:

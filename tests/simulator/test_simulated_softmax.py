@@ -349,6 +349,52 @@ def test_a_sink_below_a_row_of_nothing(static):
     np.testing.assert_array_equal(lse, [[[-200], [90]]])
 
 
+@pytest.mark.parametrize("name", ["warps", "chunks", "staged", None])
+def test_minus_infinity_takes_no_part_whatever_is_added(name, held):
+    if name:
+        held(CONFIGS[name])
+    x = np.array([[1, 2, -np.inf, 3, -np.inf, 0, 0, 0]], np.float32)
+    mask = np.array([[0, 0, np.inf, 0, np.nan, 0, 0, 0]], np.float32)
+    with using(simulated(static=name is None)):
+        np.testing.assert_array_equal(softmax(x, mask=mask), softmax(x))
+
+
+@pytest.mark.parametrize("name", ["warps", "chunks", "staged", "staged by CTAs"])
+def test_a_mask_of_more_bytes_than_a_vector_may_begin_where_its_memory_does(name, held, rng):
+    held(CONFIGS[name])
+    for offset in range(8):  # 32 bytes of the mask belong to 16 of x, of which `offset` elements are before the row
+        x = at(expected.drawn(rng, (2, 304), BFLOAT16), offset, 8)[:1]
+        mask = np.zeros((1, 304), np.float32)
+        with using(simulated()):
+            assert_within(softmax(x, mask=mask), expected.forward(x, out=BFLOAT16)["y"], BFLOAT16)
+
+
+def test_excluded_elements_are_zeros_without_a_sign(held, rng):
+    x = expected.drawn(rng, (40, 300), FLOAT32)
+    mask = np.broadcast_to(np.arange(300) % 3 == 0, x.shape)
+    for config in CONFIGS.values():
+        if capacity(config) < x.shape[1]:
+            continue
+        held(config)
+        with using(simulated(checked=False)):
+            assert not np.signbit(softmax(x, mask=mask.copy())).any()
+
+
+@pytest.mark.parametrize("name", ["chunks", "chunks of CTAs"])
+def test_equal_largest_elements_that_later_chunks_exceed_have_the_same_bits_at_every_alignment(name, held, rng):
+    held(CONFIGS[name])
+    half = 1536
+    drawn = (
+        rng.choice(np.array([0, 0.7], np.float32), (6, half)),
+        rng.choice(np.array([0, 0.9, 1.8], np.float32), (6, half)),
+    )
+    x = np.concatenate(drawn, axis=1)
+    with using(simulated(checked=False)):
+        first = softmax(at(x, 0))
+        for offset in (1, 2, 3):
+            np.testing.assert_array_equal(softmax(at(x, offset)), first)
+
+
 @BOTH
 def test_what_a_mask_of_floats_excludes_may_be_anything(static):
     x = np.zeros((1, 1, 10), np.float32)

@@ -194,7 +194,8 @@ def softmax(
         As `rms_norm` takes it. -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite
         v above all others, becomes NaN.
     scale : float
-        What x is multiplied by, in float32, before the maximum.
+        What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and
+        scale * log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38.
     mask : array of bool, uint8, float32, float16 or bfloat16, optional
         Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of floats: what
         is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's shape, or one that is

@@ -43,7 +43,7 @@ __all__ = [
 # most, as what is staged takes as much shared memory as the longest one needs.
 BUCKETS = (
     *(256, 512, 1024, 2048),
-    *(quarters << shift for shift in range(9, 28) for quarters in (5, 6, 7, 8)),
+    *(quarters << shift for shift in range(9, 27) for quarters in (5, 6, 7, 8)),
     _native.MOST_COLUMNS,
 )
 
