@@ -19,12 +19,6 @@ struct Blocks {
   // Elements of shared memory that a part of so many columns needs at any alignment.
   static TRTC_DEVICE int room(int columns) { return (columns + 2 * N - 2) / N * N; }
 
-  // How far an array's elements are from a multiple of N.
-  template <class T>
-  static TRTC_DEVICE int shift_of(const T* part) {
-    return static_cast<int>(reinterpret_cast<uint64>(part) / sizeof(T) % N);
-  }
-
   TRTC_DEVICE int column(int block) const { return block * N - shift; }
   // The blocks of the part, those that have columns which are used, and the first one of these that is this thread's.
   TRTC_DEVICE int all() const { return columns > 0 ? (columns + shift + N - 1) / N : 0; }

@@ -45,13 +45,13 @@ TRTC_DEVICE float large_exponential(float x) {
   return exponential_of_rest(x, shifted - magic) * float_from_bits(bits_from_float(shifted) << 23);
 }
 
-// The same for a result that is rounded to T.
+// The same of factor * x, for a result that is rounded to T; of -infinity 0, or next to it.
 template <class T>
-TRTC_DEVICE float large_exponential_for(float x) {
+TRTC_DEVICE float large_exponential_for(float x, float factor = 1.0f) {
   if constexpr (is_same<T, float>) {
-    return large_exponential(x);
+    return large_exponential(x * factor);
   } else {
-    return approximate_exp2(fused_multiply_add(x, log2_e, float{large_exponent}));
+    return approximate_exp2(fused_multiply_add(x, factor * log2_e, float{large_exponent}));
   }
 }
 

@@ -102,7 +102,7 @@ struct StagedRow {
   TRTC_DEVICE void locate(char* to, const T* row) {
     shared = reinterpret_cast<T*>(to);
     shift = 0;
-    if constexpr (Config::ragged) shift = static_cast<int>(reinterpret_cast<uint64>(row) / sizeof(T) % per_block);
+    if constexpr (Config::ragged) shift = elements_past<per_block>(row);
   }
 
   // The first `columns` of them, and zeros. `is_end`: the array's memory may end with them.
@@ -235,7 +235,7 @@ struct OutputRow {
     if (N == 1 || aligned) return;
     cta_barrier();
     if constexpr (Config::ragged) {
-      const int shift = static_cast<int>(reinterpret_cast<uint64>(global) / sizeof(T) % per_block);
+      const int shift = elements_past<per_block>(global);
       const int back = (per_block - shift) % per_block;  // from a block in global memory to one in shared memory
 #pragma unroll 2
       for (int column = thread * per_block - shift; column < columns; column += Config::threads * per_block) {

@@ -35,12 +35,6 @@ struct Slots {
     return column >= 0 && column < columns && (!Ranged || (column >= begin && column < end));
   }
 
-  // How far an array's elements are from a multiple of N.
-  template <class T>
-  static TRTC_DEVICE int shift_of(const T* part) {
-    return static_cast<int>(reinterpret_cast<uint64>(part) / sizeof(T) % N);
-  }
-
   // What is used of an array of the part's columns, whose shift is that of the slots; `fill` is what any other slot
   // has.
   template <class T>

@@ -5,6 +5,12 @@
 
 namespace trtc {
 
+// How many elements an address is past a multiple of `Multiple` of them.
+template <int Multiple, class T>
+TRTC_DEVICE int elements_past(const T* address) {
+  return static_cast<int>(reinterpret_cast<uint64>(address) / sizeof(T) % Multiple);
+}
+
 // An element's bits, from global memory, if `valid`; else 0.
 template <class T>
 TRTC_DEVICE uint32 load_element(const T* address, bool valid = true) {

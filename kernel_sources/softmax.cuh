@@ -113,14 +113,20 @@ TRTC_DEVICE float sum_of_head(const Params& params) {
   return sum[0];
 }
 
-// 2^24 exp(factor * (v - about)), of a v that for a float result has the factor already; of -infinity 0, or next to it.
-template <class Output>
-TRTC_DEVICE float term_of(float v, float about, float factor) {
-  if constexpr (is_same<Output, float>) {
-    return large_exponential(v - about);
-  } else {
-    return approximate_exp2(fused_multiply_add(v - about, factor * log2_e, float{large_exponent}));
-  }
+// What scores are multiplied by, without its sign: 0 has become part of them, as has the sign.
+template <class Params>
+TRTC_DEVICE float scale_magnitude(const Params& params) {
+  return params.scale == 0.0f ? 1.0f : magnitude(params.scale);
+}
+template <class Params>
+TRTC_DEVICE float scale_sign(const Params& params) {
+  return params.scale < 0.0f ? -1.0f : params.scale;
+}
+
+// v where what a mask has is added: -infinity on either side does not take part, whatever the other is.
+TRTC_DEVICE float masked_score(float x, float scale, float added) {
+  const bool out_of_it = x == minus_infinity() || added == minus_infinity();
+  return out_of_it ? minus_infinity() : fused_multiply_add(x, scale, added);
 }
 
 // What the elements of a row are made of.

@@ -39,7 +39,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     const Input* y = all_y + row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
     const Gradient* dy = all_dy + row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
     Output* dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
-    const int shift = shifted ? Part::shift_of(y) : 0;
+    const int shift = shifted ? elements_past<N>(y) : 0;
     const bool dy_aligned = rows_aligned<Gradient, N>(dy - shift, 0, 0);
     const bool dx_aligned = rows_aligned<Output, N>(dx - shift, 0, 0);
 

@@ -20,9 +20,7 @@ struct SoftmaxRow {
   Range range;       // of the part's columns
   const Mask* mask;  // or what is added
 
-  static TRTC_DEVICE float factor(const Params& params) {
-    return !folds || params.scale == 0.0f ? 1.0f : magnitude(params.scale);
-  }
+  static TRTC_DEVICE float factor(const Params& params) { return folds ? scale_magnitude(params) : 1.0f; }
 
   // -infinity where there is no column or it does not take part.
   TRTC_DEVICE void load(const Params& params, float (&v)[steps * N], const Part& part, int first) const {
@@ -39,9 +37,7 @@ struct SoftmaxRow {
         float& element = v[k * N + i];
         element = value[k].get(i);
         if constexpr (Config::mask_is_added) {
-          const float added = mask_of[k].get(i);
-          const bool out_of_it = element == minus_infinity() || added == minus_infinity();
-          element = out_of_it ? minus_infinity() : fused_multiply_add(element, params.scale, added);
+          element = masked_score(element, params.scale, mask_of[k].get(i));
         } else {
           if constexpr (!folds) element *= params.scale;
           if constexpr (Config::has_mask) {
@@ -52,7 +48,7 @@ struct SoftmaxRow {
     }
     if (!(params.scale > 0.0f)) {
       // -infinity does not take part whatever the scale.
-      const float sign = params.scale < 0.0f ? -1.0f : params.scale;
+      const float sign = scale_sign(params);
 #pragma unroll
       for (int i = 0; i < steps * N; ++i) {
         const float given = value[i / N].get(i % N);
@@ -115,10 +111,10 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
       in.mask = static_cast<const typename Config::Mask*>(params.mask) + mask_offset(params, row) + place.first_column;
     }
     Output* out = all_out + row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
-    const int shift = shifted ? Part::shift_of(in.x) : 0;
+    const int shift = shifted ? elements_past<N>(in.x) : 0;
     const bool out_aligned = rows_aligned<Output, N>(out - shift, 0, 0);
 
-    const auto term = [&](float v, float about) { return term_of<Output>(v, about, factor); };
+    const auto term = [&](float v, float about) { return large_exponential_for<Output>(v - about, factor); };
 
     // ---- The largest v, and the sum of exponentials about it
     float v[steps * N];

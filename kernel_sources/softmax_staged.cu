@@ -8,6 +8,15 @@
 
 namespace trtc {
 
+// What a CTA has of a row.
+template <class Config, class Params>
+TRTC_DEVICE Blocks<Config::threads, Config::vector> staged_part(const Params& params, const Place<Config>& place,
+                                                                int64 row, int shift) {
+  const Range range = range_of<Config::causal>(params, row).from(place.first_column);
+  const int columns = max(place.most_columns, 0);
+  return {place.thread, shift, columns, max(range.begin, 0), min(range.end, columns)};
+}
+
 template <class Config, class Params>
 TRTC_DEVICE void softmax_forward_staged(const Params& params) {
   using Input = typename Config::Input;
@@ -32,19 +41,16 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
   const auto* all_x = static_cast<const Input*>(params.x) + place.first_column;
   auto* all_out = static_cast<Output*>(params.out) + place.first_column;
   const bool shifted = !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
-  const float scale = params.scale == 0.0f ? 1.0f : magnitude(params.scale);
+  const float scale = scale_magnitude(params);
   const float factor = folds ? scale : 1.0f;
   Reduction reduction;
   reduction.begin(params, place.rank);
 
   int64 row = place.begin_row();
   do {
-    const Range range = range_of<Config::causal>(params, row).from(place.first_column);
     const Input* x = all_x + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
     Output* out = all_out + row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
-    const int columns = max(place.most_columns, 0);
-    const Part part{place.thread, shifted ? Part::shift_of(x) : 0, columns, max(range.begin, 0),
-                    min(range.end, columns)};
+    const Part part = staged_part<Config>(params, place, row, shifted ? elements_past<N>(x) : 0);
     const bool out_aligned = rows_aligned<Output, N>(out - part.shift, 0, 0);
     part.fetch(staged, x, true);
     if constexpr (Config::has_mask) {
@@ -64,8 +70,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
       for (int i = 0; i < N; ++i) {
         v[i] = value.get(i);
         if constexpr (added) {
-          const bool out_of_it = v[i] == minus_infinity() || of_mask.get(i) == minus_infinity();
-          v[i] = out_of_it ? minus_infinity() : fused_multiply_add(v[i], params.scale, of_mask.get(i));
+          v[i] = masked_score(v[i], params.scale, of_mask.get(i));
         } else if constexpr (!folds) {
           v[i] *= scale;
         }
@@ -96,7 +101,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
         }
         if (!added && !(params.scale > 0.0f)) {
           // -infinity does not take part whatever the scale.
-          const float sign = params.scale < 0.0f ? -1.0f : params.scale;
+          const float sign = scale_sign(params);
 #pragma unroll
           for (int i = 0; i < N; ++i) v[i] = v[i] == minus_infinity() ? v[i] : v[i] * sign;
         }
@@ -130,7 +135,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
       float v[N], p[N];
       read(block, v);
 #pragma unroll
-      for (int i = 0; i < N; ++i) p[i] = term_of<Output>(v[i], about, factor);
+      for (int i = 0; i < N; ++i) p[i] = large_exponential_for<Output>(v[i] - about, factor);
       if constexpr (keeps) {
         Vec<Input, N> kept;
 #pragma unroll
@@ -180,7 +185,8 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
           if constexpr (Config::logarithm) {
             y[i] = totals.logarithm_of(v[i], factor);
           } else {
-            y[i] = totals.template quotient_of<Output>(keeps ? v[i] : term_of<Output>(v[i], about, factor));
+            y[i] =
+                totals.template quotient_of<Output>(keeps ? v[i] : large_exponential_for<Output>(v[i] - about, factor));
           }
         }
         if constexpr (keeps && excludes) {
@@ -236,13 +242,10 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
 
   int64 row = place.begin_row();
   do {
-    const Range range = range_of<Config::causal>(params, row).from(place.first_column);
     const Input* y = all_y + row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
     const Gradient* dy = all_dy + row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
     Output* dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
-    const int columns = max(place.most_columns, 0);
-    const Part part{place.thread, shifted ? Part::shift_of(y) : 0, columns, max(range.begin, 0),
-                    min(range.end, columns)};
+    const Part part = staged_part<Config>(params, place, row, shifted ? elements_past<N>(y) : 0);
     const bool dx_aligned = rows_aligned<Output, N>(dx - part.shift, 0, 0);
     part.fetch(staged_y, y, true);
     part.fetch(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0));

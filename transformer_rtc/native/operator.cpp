@@ -147,7 +147,8 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* 
   const auto count = [&](Role role) {
     return std::count_if(arguments_.begin(), arguments_.end(), [&](const Argument& one) { return one.role == role; });
   };
-  if (count(Role::flag) > kMaxFlags || count(Role::real) > kMaxArrays || count(Role::integer) > kMaxArrays) {
+  if (count(Role::flag) > kMaxFlags || count(Role::real) + count(Role::non_negative) > kMaxArrays ||
+      count(Role::integer) > kMaxArrays) {
     throw std::invalid_argument("too many arguments that are no arrays");
   }
   if (!buckets_.empty() && (!std::is_sorted(buckets_.begin(), buckets_.end()) || buckets_.back() != kMostColumns)) {

@@ -225,6 +225,8 @@ def _forward_operator(name: str) -> Operator:
 def _backward_operator(norm: str, form: str = "{}_backward", x: str = "", dresidual: str = "") -> Operator:
     """Return a backward operator, or a form of it that calls x and dresidual by other names."""
     name, of = form.format(norm), f"{norm}_backward"
+    if name != of:
+        add_form(name, of, *(["dresidual"] if dresidual else []))
     statistics = ("mean", "rstd") if norm == "layer_norm" else ("rstd",)
     return Operator(
         name,
@@ -261,9 +263,6 @@ _add_rms_norm_backward = _backward_operator("rms_norm", "add_{}_backward", x="s"
 _add_layer_norm_backward = _backward_operator("layer_norm", "add_{}_backward", x="s", dresidual="ds").call
 _rms_norm_add_backward = _backward_operator("rms_norm", "{}_add_backward").call
 _layer_norm_add_backward = _backward_operator("layer_norm", "{}_add_backward").call
-for _norm in ("rms_norm", "layer_norm"):
-    add_form(f"add_{_norm}_backward", f"{_norm}_backward", "dresidual")
-    add_form(f"{_norm}_add_backward", f"{_norm}_backward")
 
 
 def rms_norm(

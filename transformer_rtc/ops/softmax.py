@@ -8,7 +8,7 @@ from typing import Any
 from .. import _native
 from ..dispatch import Argument, LaunchRule, Operator, Request, StaticKernel
 from ..errors import ArgumentError, shown
-from ..spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, KernelSpec
+from ..spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, DType, KernelSpec
 from .softmax_kernels import (
     BUCKETS,
     SoftmaxBackwardSpec,
@@ -29,12 +29,21 @@ class _SoftmaxFamily:
     name = "softmax"
 
     def check(self, request: Request) -> None:
-        _check(request)
+        """Refuse what types and presence alone tell to be wrong."""
+        dtypes = request.dtypes
+        if dtypes.get("dsink") and not (dtypes["sink"] and dtypes["lse"]):
+            missing = "sink" if not dtypes["sink"] else "lse"
+            raise ArgumentError(f"{request.operator}: return_dsink needs sink and lse; {missing} is None")
+        mask = dtypes.get("mask")
+        if "mask_keeps" in request.flags and (mask is None or mask in _FLOATS):
+            given = "there is none" if mask is None else f"it is {mask.name}, and is added"
+            raise ArgumentError(f"{request.operator}: mask_keeps needs a mask of bool or uint8; {given}")
 
     def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
-        _check(request)
-        spec = _spec(request, limits)
-        first = (spec, spec.launch_rule_of(request.columns))
+        self.check(request)
+        spec, staged = _spec(request, limits)
+        shared = spec.config.shared_memory(request.columns, staged)
+        first = (spec, spec.launch_rule._replace(dynamic_shared_memory=shared))
         dsink = request.dtypes.get("dsink")
         if dsink is None:
             return (first,)
@@ -42,7 +51,7 @@ class _SoftmaxFamily:
         return first, (finish, finish.launch_rule)
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
-        _check(request)
+        self.check(request)
         arrays = tuple(request.dtypes)
         return tuple(
             (StaticKernel(symbol, general_params(symbol, arrays)), rule) for symbol, rule in general_launches(request)
@@ -52,19 +61,8 @@ class _SoftmaxFamily:
         return static_program()
 
 
-def _check(request: Request) -> None:
-    """Refuse what types and presence alone tell to be wrong."""
-    dtypes = request.dtypes
-    if dtypes.get("dsink") and not (dtypes["sink"] and dtypes["lse"]):
-        missing = "sink" if not dtypes["sink"] else "lse"
-        raise ArgumentError(f"{request.operator}: return_dsink needs sink and lse; {missing} is None")
-    mask = dtypes.get("mask")
-    if "mask_keeps" in request.flags and (mask is None or mask in _FLOATS):
-        given = "there is none" if mask is None else f"it is {mask.name}, and is added"
-        raise ArgumentError(f"{request.operator}: mask_keeps needs a mask of bool or uint8; {given}")
-
-
-def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | SoftmaxBackwardSpec:
+def _spec(request: Request, limits: DeviceLimits) -> tuple[SoftmaxForwardSpec | SoftmaxBackwardSpec, tuple[DType, ...]]:
+    """Return the kernel of a call, and the types of what a row of it has in shared memory, if it is staged there."""
     dtypes = request.dtypes
     logarithm, causal = request.operator.startswith("log_"), "causal" in request.flags
     out = dtypes["out"]
@@ -72,15 +70,15 @@ def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | Softma
     if "backward" in request.operator:
         dy, y = dtypes["dy"], dtypes["y"]
         assert dy is not None and y is not None
-        config = configure(request.columns, (dy, y, out), (dy, y), limits, backward=True, causal=causal)
+        config = configure(request.columns, (dy, y, out), (y, dy), limits, backward=True, causal=causal)
         sink = dtypes["sink"] if dtypes["dsink"] else None
-        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sink, config)
+        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sink, config), (y, dy)
     x = dtypes["x"]
     assert x is not None
     mask = dtypes["mask"]
     staged = (x, mask) if mask else (x,)
     config = configure(request.columns, (x, out), staged, limits, causal=causal)
-    return SoftmaxForwardSpec(
+    spec = SoftmaxForwardSpec(
         input=x,
         output=out,
         logarithm=logarithm,
@@ -91,6 +89,7 @@ def _spec(request: Request, limits: DeviceLimits) -> SoftmaxForwardSpec | Softma
         lse=dtypes["lse"] is not None,
         config=config,
     )
+    return spec, staged
 
 
 _FAMILY = _SoftmaxFamily()

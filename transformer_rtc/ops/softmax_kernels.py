@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -141,6 +140,13 @@ _BACKWARD_CAUSAL_TABLE = (
     _Entry(_ANY, 256, ctas=16),
 )
 
+_TABLES = {
+    (False, False): _FORWARD_TABLE,
+    (False, True): _FORWARD_CAUSAL_TABLE,
+    (True, False): _BACKWARD_TABLE,
+    (True, True): _BACKWARD_CAUSAL_TABLE,
+}
+
 
 def configure(
     columns: int,
@@ -168,8 +174,7 @@ def configure(
     vector = 16 // max(dtype.bytes for dtype in rows)
     clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
     most = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
-    forward = _FORWARD_CAUSAL_TABLE if causal else _FORWARD_TABLE
-    for line in (_BACKWARD_CAUSAL_TABLE if causal else _BACKWARD_TABLE) if backward else forward:
+    for line in _TABLES[backward, causal]:
         if columns <= line.vectors * vector and line.ctas <= most:
             shared = clusters and line.ctas > 1
             if line.steps:
@@ -210,21 +215,6 @@ class _SoftmaxSpec(KernelSpec):
             f"{traits(types, flags | ways, config.numbers)}"
             f"{entry(self.symbol, f'{template}<trtc::SoftmaxConfig<Traits>>', config.bounds)}"
         )
-
-    @property
-    @abstractmethod
-    def staged_types(self) -> tuple[DType, ...]:
-        """What a row needs in shared memory where it is staged there."""
-
-    @property
-    @abstractmethod
-    def launch_rule(self) -> LaunchRule:
-        """How the kernel is launched, but for shared memory."""
-
-    def launch_rule_of(self, columns: int) -> LaunchRule:
-        """Return how the kernel is launched for rows of up to so many columns."""
-        shared = self.config.shared_memory(columns, self.staged_types)
-        return self.launch_rule._replace(dynamic_shared_memory=shared)
 
     def _rule(self, values: int) -> LaunchRule:
         config = self.config
@@ -318,10 +308,6 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
         return self._program("softmax_forward", types, flags)
 
     @property
-    def staged_types(self) -> tuple[DType, ...]:
-        return (self.input, self.mask) if self.mask else (self.input,)
-
-    @property
     def launch_rule(self) -> LaunchRule:
         return self._rule(2)
 
@@ -388,10 +374,6 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
         }
         flags = {"logarithm": self.logarithm, "causal": self.causal, "has_dsink": self.sink is not None}
         return self._program("softmax_backward", types, flags)
-
-    @property
-    def staged_types(self) -> tuple[DType, ...]:
-        return (self.input, self.gradient)
 
     @property
     def launch_rule(self) -> LaunchRule:
