@@ -74,15 +74,7 @@ struct Blocks {
   TRTC_DEVICE void store(const Vec<T, N>& value, T* part, int block, bool aligned) const {
     const bool whole = aligned && column(block) >= 0 && column(block) + N <= columns;
     value.store(part + column(block), whole);
-    if (!whole) {
-      Vec<T, N> rest = value;
-#pragma unroll 1
-      for (int i = 0; i < N; ++i) {
-        const int at = column(block) + i;
-        rest.store_element(part + at, 0, at >= 0 && at < columns);
-        rest.drop_first();
-      }
-    }
+    if (!whole) value.store_inside(part + column(block), -column(block), columns - column(block));
   }
 };
 

@@ -6,8 +6,8 @@
 
 namespace trtc {
 
-// `Inputs` are the arrays that a row is read from: locate() and fetch() as InputRow has them. Of the `stages` slots one
-// is worked on, and another is finished where that comes `lag` rows late.
+// `Inputs` are the arrays that a row is read from: locate(), fetch() and clear_before() as InputRow has them. Of the
+// `stages` slots one is worked on, and another is finished where that comes `lag` rows late.
 template <class Config, class Inputs>
 struct RowRing {
   enum : int {
@@ -34,16 +34,13 @@ struct RowRing {
   template <class Params>
   TRTC_DEVICE char* take(const Params& params, int64 first_row) {
     char* here = slots + slot * Config::slot_bytes;
-    // Others may still read the row whose slot is filled now.
-    if constexpr (ahead == 0 && Config::ragged) cta_barrier();
     if constexpr (ahead == 0) fetch(params, slot, first_row);
     wait_async<(ahead > 0 ? ahead - 1 : 0)>();
-    // Others brought some of a ragged row; and they have done with the one whose slot is filled now.
-    if constexpr (Config::ragged) cta_barrier();
     if constexpr (ahead > 0) {
       fetch(params, slot + ahead < stages ? slot + ahead : slot + ahead - stages, first_row + ahead * place.stride);
     }
     inputs.locate(params, here, place, first_row + place.row_in_cta);
+    inputs.clear_before(place.thread);
     slot = slot + 1 == stages ? 0 : slot + 1;
     return here;
   }

@@ -90,170 +90,181 @@ TRTC_DEVICE void copy_from_shared(T* global, const T* shared, int count, int thr
   }
 }
 
-// A CTA's columns of a row on their way to shared memory. Where every row is a whole number of Vecs, each thread brings
-// its own Vecs, and may read them when it has waited. Elsewhere (Config::ragged) no vector fits all rows: neighbouring
-// threads bring neighbouring blocks of 16 bytes as they lie in global memory, and a barrier is needed too.
-template <class T, class Config>
-struct StagedRow {
-  enum : int { N = Config::vector, per_block = 16 / static_cast<int>(sizeof(T)) };
-  T* shared;
-  int shift;  // elements of the first block that are not the row's
-
-  TRTC_DEVICE void locate(char* to, const T* row) {
-    shared = reinterpret_cast<T*>(to);
-    shift = 0;
-    if constexpr (Config::ragged) shift = elements_past<per_block>(row);
-  }
-
-  // The first `columns` of them, and zeros. `is_end`: the array's memory may end with them.
-  TRTC_DEVICE void fetch(const T* row, int columns, int thread, bool aligned, bool is_end) {
-    if constexpr (Config::ragged) {
-      constexpr int blocks = Config::chunk / per_block + 2;
-#pragma unroll
-      for (int k = 0; k < (blocks + Config::threads - 1) / Config::threads; ++k) {
-        const int block = k * Config::threads + thread;
-        const int column = block * per_block - shift;
-        const int end = min(max(columns - column, 0), static_cast<int>(per_block));
-        const bool alone = is_end && end > 0 && end < per_block;
-        if (((k + 1) * Config::threads <= blocks || block < blocks) && !alone) {
-          copy_async_part<16>(shared + block * per_block, row + (end > 0 ? column : -shift),
-                              k == 0 ? max(-column, 0) * sizeof(T) : 0, end * sizeof(T));
-        }
-      }
-      // A block of which the row has the first elements only: the copy touches the others too (compute-sanitizer).
-      const int last = (columns + shift) / per_block;
-      if (is_end && columns > 0 && last % Config::threads == thread && last * per_block - shift < columns) {
-        Vec<T, per_block> rest;
-#pragma unroll
-        for (int i = 0; i < per_block; ++i) {
-          const int at = last * per_block - shift + i;
-          rest.set_bits(i, load_element(row + at, at >= 0 && at < columns));
-        }
-        rest.template store<Space::shared>(shared + last * per_block, true);
-      }
-    } else {
-      if constexpr (Vec<T, N>::bytes >= 4) {
-        if (aligned) {
-#pragma unroll 4
-          for (int k = 0; k < Config::steps; ++k) {
-            const int column = (k * Config::threads + thread) * N;
-            if constexpr (Config::exact) {
-              copy_async<Vec<T, N>::bytes>(shared + column, row + column);
-            } else {
-              const int count = min(max(columns - column, 0), static_cast<int>(N));
-              copy_async_part<Vec<T, N>::bytes>(shared + column, row + column, 0, count * sizeof(T));
-            }
-          }
-          return;
-        }
-      }
-#pragma unroll 1
-      for (int k = 0; k < Config::steps; ++k) {
-        const int column = (k * Config::threads + thread) * N;
-        Vec<T, N> value;
-        value.load(row + column, columns - column, false);
-        value.template store<Space::shared>(shared + column, true);
-      }
-    }
-  }
-
-  TRTC_DEVICE Vec<T, N> at(int column) const {
-    Vec<T, N> value;
-    if constexpr (Config::ragged) {
-      const int element = column % per_block + shift;
-      value.load_shifted(shared + column / per_block * per_block + element / per_block * per_block,
-                         element % per_block);
-    } else {
-      value.load_shared(shared + column);
-    }
-    return value;
-  }
-};
-
-// The rows of an input, one of which is in shared memory, or on its way there.
+// Slots are a CTA's columns of a row, its part, as its threads' Vecs count them. Where no vector fits all rows
+// (Config::ragged), they are the part's memory from the multiple of N elements before it on: its first column has slot
+// `shift`, which differs from row to row, so that every Vec of a slot is aligned. Elsewhere the shift is 0.
+//
+// The rows of an input, one of which is in shared memory, or on its way there: each thread brings its own Vecs, and may
+// read them when it has waited. Slots outside the part are zeros.
 template <class T, class Config>
 struct InputRow {
   enum : int { N = Config::vector };
   RowArray array;
   const T* all;  // from this CTA's first column on
   bool aligned;
-  StagedRow<T, Config> staged;
+  T* shared;
 
   TRTC_DEVICE void begin(const RowArray& rows, const Place<Config>& place) {
     array = rows;
     all = static_cast<const T*>(rows.data) + place.first_column;
-    aligned = rows_aligned<T, N>(all, rows.outer_stride, rows.inner_stride);
+    aligned = !Config::ragged && rows_aligned<T, N>(all, rows.outer_stride, rows.inner_stride);
   }
   template <class Params>
   TRTC_DEVICE const T* of(const Params& params, int64 row) const {
     return all + array.offset(params, row);
   }
   template <class Params>
-  TRTC_DEVICE void locate(const Params& params, char* region, const Place<Config>& place, int64 row) {
-    staged.locate(region + place.row_in_cta * Config::chunk * sizeof(T), of(params, row));
+  TRTC_DEVICE int shift_of(const Params& params, int64 row) const {
+    return Config::ragged ? elements_past<N>(of(params, row)) : 0;
   }
+  TRTC_DEVICE void locate(char* region, const Place<Config>& place) {
+    shared = reinterpret_cast<T*>(region) + place.row_in_cta * Config::chunk;
+  }
+
   template <class Params>
-  TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, int columns) {
-    locate(params, region, place, row);
-    // Behind any row but the last there is memory of the same array, if rows are apart.
-    const bool apart =
-        array.outer_stride >= Config::hidden && (params.inner_count == 1 || array.inner_stride >= Config::hidden);
-    staged.fetch(of(params, row), columns, place.thread, aligned, !apart || row + 1 >= params.rows);
+  TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, int shift,
+                         int columns) {
+    locate(region, place);
+    const T* from = of(params, row) - shift;
+    bool whole = aligned, is_end = false;
+    if constexpr (Config::ragged) {
+      whole = rows_aligned<T, N>(from, 0, 0);
+      // Behind any row but the last there is memory of the same array, if rows are apart. What follows the last one's
+      // end must not be touched, as a copy of a part of a Vec does (compute-sanitizer).
+      const bool apart =
+          array.outer_stride >= Config::hidden && (params.inner_count == 1 || array.inner_stride >= Config::hidden);
+      is_end = !apart || row + 1 >= params.rows;
+    }
+    if constexpr (Vec<T, N>::bytes >= 4) {
+      if (whole) {
+        constexpr int stride = Config::threads * N;
+        const T* of_thread = from + place.thread * N;
+        T* to = shared + place.thread * N;
+        const int left = columns + shift - place.thread * N;  // of the part, from the thread's first slot on
+#pragma unroll
+        for (int k = 0; k < Config::steps; ++k) {
+          if (Config::inside(k)) {
+            copy_async<Vec<T, N>::bytes>(to + k * stride, of_thread + k * stride);
+          } else {
+            const int end = min(max(left - k * stride, 0), static_cast<int>(N));
+            const int before = Config::ragged && k == 0 && place.thread == 0 ? shift : 0;
+            if (!is_end || end == 0 || end == N) {
+              copy_async_part<Vec<T, N>::bytes>(to + k * stride, end > 0 ? of_thread + k * stride : from,
+                                                before * sizeof(T), end * sizeof(T));
+            }
+          }
+        }
+        if (Config::ragged && is_end) {
+          const int last = (columns + shift) / N;
+          if (last % Config::threads == place.thread && last * N < columns + shift) {
+            fetch_each(from, last * N, shift, columns);
+          }
+        }
+        return;
+      }
+    }
+#pragma unroll 1
+    for (int k = 0; k < Config::steps; ++k) {
+      fetch_each(from, (k * Config::threads + place.thread) * N, shift, columns);
+    }
   }
-  TRTC_DEVICE Vec<T, N> at(int column) const { return staged.at(column); }
+
+  // What was brought with a ragged part's first Vec and lies before it becomes zeros. By its thread, which has waited.
+  TRTC_DEVICE void clear_before(int thread, int shift) const {
+    if constexpr (Config::ragged) {
+      if (thread == 0 && shift > 0) {
+        Vec<T, N> first = at(0);
+#pragma unroll
+        for (int i = 0; i < N - 1; ++i) {
+          if (i < shift) first.set_bits(i, 0);
+        }
+        first.template store<Space::shared>(shared, true);
+      }
+    }
+  }
+
+  TRTC_DEVICE Vec<T, N> at(int slot) const {
+    Vec<T, N> value;
+    value.load_shared(shared + slot);
+    return value;
+  }
+
+ private:
+  TRTC_DEVICE void fetch_each(const T* from, int slot, int shift, int columns) const {
+    Vec<T, N> value;
+    if constexpr (Config::ragged) {
+      value.load_inside(from + slot, shift - slot, columns + shift - slot);
+    } else {
+      value.load(from + slot, columns - slot, false);
+    }
+    value.template store<Space::shared>(shared + slot, true);
+  }
 };
 
 // An output row's columns: to global memory, or, where no vector fits that, to shared memory first. Between put() and
 // finish() the threads of a CTA do the same.
 template <class T, class Config>
 struct OutputRow {
-  enum : int { N = Config::vector, per_block = 16 / static_cast<int>(sizeof(T)) };
+  enum : int { N = Config::vector };
   T* global;
   T* shared;
+  int shift;
   bool aligned;
 
   template <class Params>
   TRTC_DEVICE void begin(const RowArray& rows, const Params& params, int64 row, const Place<Config>& place,
-                         char* staging) {
+                         char* staging, int of_row = 0) {
     global = static_cast<T*>(rows.data) + place.first_column + rows.offset(params, row);
     shared = reinterpret_cast<T*>(staging) + place.row_in_cta * Config::chunk;
-    aligned = Config::hidden % N == 0 && rows_aligned<T, N>(global, rows.outer_stride, rows.inner_stride);
+    shift = of_row;
+    if constexpr (Config::ragged) {
+      aligned = rows_aligned<T, N>(global - shift, 0, 0);
+    } else {
+      aligned = Config::hidden % N == 0 && rows_aligned<T, N>(global, rows.outer_stride, rows.inner_stride);
+    }
   }
 
-  // `first` is the chunk's first column.
-  TRTC_DEVICE void put(const Vec<T, N>& value, int column, int first, int columns) {
-    if constexpr (N == 1) {
-      value.store_element(global + column, 0, column < columns);
+  // `first` is the chunk's first column; `inside`: all of the Vec lies in the part.
+  TRTC_DEVICE void put(const Vec<T, N>& value, int slot, int first, int columns, bool inside = false) {
+    if constexpr (Config::ragged) {
+      const bool whole = aligned && (inside || lies_inside(slot, columns));
+      value.store(global + (slot - shift), whole);
+      value.template store<Space::shared>(shared + slot, !whole);
+    } else if constexpr (N == 1) {
+      value.store_element(global + slot, 0, slot < columns);
     } else {
-      value.store(global + column, aligned && (Config::exact || column < columns));
-      value.template store<Space::shared>(shared + (column - first), !aligned);
+      value.store(global + slot, aligned && (Config::exact || slot < columns));
+      value.template store<Space::shared>(shared + (slot - first), !aligned);
     }
   }
 
   // `again`: there is another chunk or row, whose put() must wait.
   TRTC_DEVICE void finish(int first, int columns, int thread, bool again) {
+    if constexpr (Config::ragged) {
+      const bool has_end = (columns + shift) / N % Config::threads == thread;
+      if (!aligned || has_end || (thread == 0 && shift > 0)) put_rest(columns, thread);
+      return;
+    }
     if (N == 1 || aligned) return;
     cta_barrier();
-    if constexpr (Config::ragged) {
-      const int shift = elements_past<per_block>(global);
-      const int back = (per_block - shift) % per_block;  // from a block in global memory to one in shared memory
-#pragma unroll 2
-      for (int column = thread * per_block - shift; column < columns; column += Config::threads * per_block) {
-        if (column >= 0 && column + per_block <= columns) {
-          Vec<T, per_block> value;
-          value.load_shifted(shared + (column - back), back);
-          value.store(global + column, true);
-        } else {
-#pragma unroll 1
-          for (int i = max(-column, 0); i < min(columns - column, static_cast<int>(per_block)); ++i) {
-            global[column + i] = shared[column + i];
-          }
-        }
-      }
-    } else {
-      copy_from_shared(global + first, shared, min(columns - first, Config::chunk), thread, Config::threads);
-    }
+    copy_from_shared(global + first, shared, min(columns - first, Config::chunk), thread, Config::threads);
     if (again) cta_barrier();
+  }
+
+ private:
+  TRTC_DEVICE bool lies_inside(int slot, int columns) const {
+    return slot >= shift && slot - shift + N <= columns;
+  }
+  // The thread's own Vecs that put() left in shared memory.
+  TRTC_DEVICE void put_rest(int columns, int thread) const {
+#pragma unroll 1
+    for (int slot = thread * N; slot < Config::chunk; slot += Config::threads * N) {
+      if (!aligned || !lies_inside(slot, columns)) {
+        Vec<T, N> value;
+        value.load_shared(shared + slot);
+        value.store_inside(global + (slot - shift), shift - slot, columns + shift - slot);
+      }
+    }
   }
 };
 

@@ -170,6 +170,11 @@ struct ShiftedSum {
     for (int i = 0; i < N; ++i) of_place[i] += element[i];
   }
 
+  TRTC_DEVICE void add_products(const float (&a)[N], const float (&b)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) of_place[i] = fused_multiply_add(a[i], b[i], of_place[i]);
+  }
+
   // The elements of Vec k, in order. The slots of thread 0's first Vec that have the part's last columns are added by
   // add_late(), behind all others.
   template <class Part>
@@ -199,43 +204,62 @@ struct ShiftedSum {
   // of the launch has a shift. Each `Use` of a kernel has shared memory of its own.
   template <int Rows, int Use = 0>
   TRTC_DEVICE float share(int thread, int shift, int row_in_cta, bool shifted) {
+    ShiftedSum one[1] = {*this};
+    float found[1];
+    shares<Rows, Use>(one, found, thread, shift, row_in_cta, shifted);
+    return found[0];
+  }
+
+  // Of several sums at once.
+  template <int Rows, int Use, int Count>
+  static TRTC_DEVICE void shares(ShiftedSum (&sums)[Count], float (&found)[Count], int thread, int shift,
+                                 int row_in_cta, bool shifted) {
     if (shifted) {
       // The thread's own places, and those of the thread behind it: `shift` further are what it would have.
-      float place[2 * N];
+      float place[Count][2 * N];
       constexpr int lanes = Threads < 32 ? Threads : 32;
       constexpr int warps = Threads / lanes;
       const int lane = thread % lanes;
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        place[i] = of_place[i];
-        place[N + i] = shuffle_from(of_place[i], thread_index() % 32 - lane + (lane + 1) % lanes);
+      for (int s = 0; s < Count; ++s) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          place[s][i] = sums[s].of_place[i];
+          place[s][N + i] = shuffle_from(place[s][i], thread_index() % 32 - lane + (lane + 1) % lanes);
+        }
       }
       if constexpr (warps > 1) {
-        TRTC_SHARED(float, firsts, Rows * warps * N);
-        float* of_row = firsts + row_in_cta * warps * N;
+        TRTC_SHARED(float, firsts, Rows * warps * Count * N);
+        float* of_row = firsts + row_in_cta * warps * Count * N;
         const int warp = thread / 32;
         if (lane == 0) {
 #pragma unroll
-          for (int i = 0; i < N; ++i) of_row[warp * N + i] = of_place[i];
+          for (int i = 0; i < Count * N; ++i) of_row[warp * Count * N + i] = place[i / N][i % N];
         }
         cta_barrier();
         if (lane == 31) {
 #pragma unroll
-          for (int i = 0; i < N; ++i) place[N + i] = of_row[(warp + 1) % warps * N + i];
+          for (int i = 0; i < Count * N; ++i) place[i / N][N + i % N] = of_row[(warp + 1) % warps * Count * N + i];
         }
       }
-      if constexpr (N > 4) move_down<4>(place, shift);
-      if constexpr (N > 2) move_down<2>(place, shift);
-      if constexpr (N > 1) move_down<1>(place, shift);
 #pragma unroll
-      for (int i = 0; i < N; ++i) of_place[i] = place[i];
+      for (int s = 0; s < Count; ++s) {
+        if constexpr (N > 4) move_down<4>(place[s], shift);
+        if constexpr (N > 2) move_down<2>(place[s], shift);
+        if constexpr (N > 1) move_down<1>(place[s], shift);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sums[s].of_place[i] = place[s][i];
+      }
     }
 #pragma unroll
-    for (int distance = 1; distance < N; distance *= 2) {
+    for (int s = 0; s < Count; ++s) {
 #pragma unroll
-      for (int i = 0; i < N; i += 2 * distance) of_place[i] += of_place[i + distance];
+      for (int distance = 1; distance < N; distance *= 2) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2 * distance) sums[s].of_place[i] += sums[s].of_place[i + distance];
+      }
+      found[s] = sums[s].of_place[0];
     }
-    return of_place[0];
   }
 };
 

@@ -51,6 +51,14 @@ struct Vec {
   // From global memory, aligned.
   TRTC_DEVICE void load_aligned(const T* address) { load_whole<Space::global>(address); }
 
+  // From global memory, aligned to an element: the elements from `first` to before `end`, and zeros. In a loop, as for
+  // the ends of rows.
+  TRTC_DEVICE void load_inside(const T* address, int first, int end) {
+    fill(0);
+#pragma unroll 1
+    for (int i = N - 1; i >= 0; --i) push(load_element(address + i, i >= first && i < end));
+  }
+
   // From global memory, aligned, if `valid`: what is before element `first` is of no use.
   TRTC_DEVICE void load_rest(const T* address, int first, bool valid) {
     if constexpr (reads_whole_blocks) {
@@ -66,25 +74,6 @@ struct Vec {
 
   // From shared memory, aligned.
   TRTC_DEVICE void load_shared(const T* address) { load_whole<Space::shared>(address); }
-
-  // From shared memory, `shift` elements, less than 16 bytes of them, behind an address that is aligned to 16 bytes.
-  TRTC_DEVICE void load_shifted(const T* address, int shift) {
-    constexpr int per_word = sizeof(T) < 4 ? 4 / static_cast<int>(sizeof(T)) : 1;
-    static_assert(bytes == 16 || bytes == 8 || bytes == 4, "whole words, in one block of 16 bytes and the next");
-    const int skipped = shift / per_word;  // words
-    uint32 block[8];
-    load_16<Space::shared>(block[0], block[1], block[2], block[3], address);
-    block[4] = block[5] = block[6] = block[7] = 0;
-    if (shift > 0) load_16<Space::shared>(block[4], block[5], block[6], block[7], address + per_quad);
-#pragma unroll
-    for (int i = 0; i < 6; ++i) block[i] = (skipped & 2) != 0 ? block[i + 2] : block[i];
-#pragma unroll
-    for (int i = 0; i < 5; ++i) block[i] = (skipped & 1) != 0 ? block[i + 1] : block[i];
-#pragma unroll
-    for (int i = 0; i < words; ++i) {
-      word[i] = shift_right(block[i], block[i + 1], 8 * static_cast<int>(sizeof(T)) * (shift % per_word));
-    }
-  }
 
   // Aligned like an aligned load; nothing where not `valid`.
   template <Space To = Space::global>
@@ -111,6 +100,17 @@ struct Vec {
       store_2<Space::global>(address, word[i / 2] >> i % 2 * 16, valid);
     } else {
       store_1<Space::global>(address, word[i / 4] >> i % 4 * 8, valid);
+    }
+  }
+
+  // To global memory, aligned to an element: the elements from `first` to before `end`. In a loop, as for the ends of
+  // rows.
+  TRTC_DEVICE void store_inside(T* address, int first, int end) const {
+    Vec rest = *this;
+#pragma unroll 1
+    for (int i = 0; i < N; ++i) {
+      rest.store_element(address + i, 0, i >= first && i < end);
+      rest.drop_first();
     }
   }
 

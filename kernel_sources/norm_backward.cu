@@ -17,6 +17,7 @@ struct BackwardRows {
   InputRow<typename Config::Gradient, Config> dy;
   InputRow<typename Config::Input, Config> x;
   InputRow<typename Config::Residual, Config> dresidual;
+  int shift;  // of the row that was located or fetched last
 
   template <class Params>
   TRTC_DEVICE void begin(const Params& params, const Place<Config>& place) {
@@ -27,16 +28,25 @@ struct BackwardRows {
     }
   }
   template <class Params>
-  TRTC_DEVICE void locate(const Params& params, char* slot, const Place<Config>& place, int64 row) {
-    dy.locate(params, slot + Config::dy_at, place, row);
-    if constexpr (Config::needs_x) x.locate(params, slot, place, row);
-    if constexpr (Config::has_dresidual) dresidual.locate(params, slot + Config::residual_at, place, row);
+  TRTC_DEVICE void locate(const Params& params, char* region, const Place<Config>& place, int64 row) {
+    shift = dy.shift_of(params, row);
+    dy.locate(region + Config::dy_at, place);
+    if constexpr (Config::needs_x) x.locate(region, place);
+    if constexpr (Config::has_dresidual) dresidual.locate(region + Config::residual_at, place);
   }
   template <class Params>
-  TRTC_DEVICE void fetch(const Params& params, char* slot, const Place<Config>& place, int64 row, int columns) {
-    dy.fetch(params, slot + Config::dy_at, place, row, columns);
-    if constexpr (Config::needs_x) x.fetch(params, slot, place, row, columns);
-    if constexpr (Config::has_dresidual) dresidual.fetch(params, slot + Config::residual_at, place, row, columns);
+  TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, int columns) {
+    shift = dy.shift_of(params, row);
+    dy.fetch(params, region + Config::dy_at, place, row, shift, columns);
+    if constexpr (Config::needs_x) x.fetch(params, region, place, row, shift, columns);
+    if constexpr (Config::has_dresidual) {
+      dresidual.fetch(params, region + Config::residual_at, place, row, shift, columns);
+    }
+  }
+  TRTC_DEVICE void clear_before(int thread) const {
+    dy.clear_before(thread, shift);
+    if constexpr (Config::needs_x) x.clear_before(thread, shift);
+    if constexpr (Config::has_dresidual) dresidual.clear_before(thread, shift);
   }
 };
 
@@ -75,6 +85,29 @@ TRTC_DEVICE void store_partials(float* partials, const float (&sums)[Config::ste
   }
 }
 
+// Leaves the sums of a CTA's ragged rows, which are of one shift; `again`: adds them to those of rows of another one.
+// They become zeros.
+template <class Config>
+TRTC_DEVICE void store_ragged_partials(float* partials, float (&sums)[Config::steps * Config::vector], int gradient,
+                                       const Place<Config>& place, int shift, bool again) {
+  constexpr int N = Config::vector;
+  constexpr int elements = Config::steps * N;
+  const int64 row = Config::per_head ? place.begin_row() : place.group;
+  float* to = partials + partial_offset(row, gradient, Config::gradients, Config::hidden) + place.first_column;
+  if (again) cta_barrier();  // other threads had these columns
+#pragma unroll 1
+  for (int slot = place.thread * N; slot < Config::chunk; slot += Config::threads * N) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int column = slot - shift + i;
+      if (Config::within(i, slot - shift, place.most_columns)) to[column] = again ? to[column] + sums[i] : sums[i];
+    }
+    // A loop over registers, which have no index.
+#pragma unroll
+    for (int i = 0; i < elements; ++i) sums[i] = i + N < elements ? sums[i + N] : 0.0f;
+  }
+}
+
 template <class Config, class Params>
 TRTC_DEVICE void norm_backward(const Params& params) {
   using Gradient = typename Config::Gradient;
@@ -110,29 +143,44 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   int64 first_row = place.begin_row();
 
   // With its offset, and in float, where that saves more than it costs.
+  ColumnArray<Weight, Config> weights;
   Vec<Weight, N> weight[Config::weight_held ? steps : 1];
-  float full_weight[held ? steps * N : 1];
-  const Weight* weights = nullptr;
-  bool weight_aligned = false;
+  constexpr bool full_weight_held = held && Config::weight_held;
+  float full_weight[full_weight_held ? steps * N : 1];
   if constexpr (Config::has_weight) {
     // Every row that a thread works on is of one head: the launch sees to it.
     const int64 head = head_of<Config::per_head>(params, first_row + place.row_in_cta) * Config::hidden;
-    weights = static_cast<const Weight*>(params.weight) + head + place.first_column;
-    weight_aligned = rows_aligned<Weight, N>(weights, 0, 0);
+    weights.begin(params.weight, head + place.first_column, shared + Config::weight_at);
     if constexpr (Config::weight_held) {
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
-        const int column = (k * threads + thread) * N;
-        weight[k].load(weights + column, exact ? N : place.most_columns - column, weight_aligned);
-        if constexpr (held) {
+        weights.load(weight[k], (k * threads + thread) * N, place.most_columns);
+        if constexpr (full_weight_held) {
 #pragma unroll
           for (int i = 0; i < N; ++i) full_weight[k * N + i] = weight[k].get(i) + params.weight_offset;
         }
       }
     }
   }
+  int kept_shift = -1;  // of the ragged rows whose weight and partial sums are here
+  bool stored = false;  // whether there were others before
   float dweight[Config::has_dweight ? steps * N : 1] = {};
   float dbias[Config::has_dbias ? steps * N : 1] = {};
+  const auto store_sums = [&](int shift) {
+    float* partials = nullptr;
+    if constexpr (Config::gradients > 0) partials = static_cast<float*>(params.partials);
+    if constexpr (Config::ragged && Config::has_dweight) {
+      store_ragged_partials<Config>(partials, dweight, 0, place, shift, stored);
+    } else if constexpr (Config::has_dweight) {
+      store_partials<Config>(partials, dweight, shared, 0, place);
+    }
+    if constexpr (Config::ragged && Config::has_dbias) {
+      store_ragged_partials<Config>(partials, dbias, Config::gradients - 1, place, shift, stored);
+    } else if constexpr (Config::has_dbias) {
+      store_partials<Config>(partials, dbias, shared, Config::gradients - 1, place);
+    }
+    stored = true;
+  };
   float held_gradient[held ? steps * N : 1];
   float held_normal[held ? steps * N : 1];
   float next_mean = 0.0f, next_rstd = 0.0f;
@@ -157,6 +205,14 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       const int64 row = first_row + place.row_in_cta;
       const int columns = place.columns(row, params.rows);
       ring.take(params, first_row);
+      const int shift = inputs.shift;
+      if constexpr (Config::ragged) {
+        if (shift != kept_shift) {
+          if (kept_shift >= 0) store_sums(kept_shift);
+          if constexpr (Config::has_weight) weights.stage(place, shift);
+          kept_shift = shift;
+        }
+      }
       mean = next_mean;
       rstd = next_rstd;
       if constexpr (given) {
@@ -171,23 +227,40 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       // ---- What the whole row adds up to; and its part of the weight's gradients, if its statistics are known
       if constexpr (finds_statistics && centred) {
         float total[1] = {0.0f};
+        RaggedSum<Config> ragged_total[1];
 #pragma unroll
-        for (int k = 0; k < steps; ++k) total[0] += sum_of(inputs.x.at((k * threads + thread) * N));
+        for (int k = 0; k < steps; ++k) {
+          const Vec<Input, N> x = inputs.x.at((k * threads + thread) * N);
+          if constexpr (Config::ragged) {
+            float of_vec[N];
+#pragma unroll
+            for (int i = 0; i < N; ++i) of_vec[i] = x.get(i);
+            ragged_total[0].add(of_vec);
+          } else {
+            total[0] += sum_of(x);
+          }
+        }
+        if constexpr (Config::ragged) {
+          RaggedSum<Config>::template shares<1, 0>(ragged_total, total, thread, shift, 0, true);
+        }
         reduction.template reduce_in_cta<Sum, 0>(total);
         mean = shift_of<Config>(total[0], place.rank);
       }
 #pragma unroll
       for (int i = 0; i < values; ++i) sums[i] = 0.0f;
+      RaggedSum<Config> ragged_sums[values];
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
-        const int column = (k * threads + thread) * N;
-        const Vec<Gradient, N> dy = inputs.dy.at(column);
+        const int slot = (k * threads + thread) * N;
+        const Vec<Gradient, N> dy = inputs.dy.at(slot);
         Vec<Input, N> x;
-        if constexpr (Config::needs_x) x = inputs.x.at(column);
-        if constexpr (Config::has_weight && !Config::weight_held) {
-          weight[0].load(weights + column, exact ? N : place.most_columns - column, weight_aligned);
-        }
+        if constexpr (Config::needs_x) x = inputs.x.at(slot);
+        if constexpr (Config::has_weight && !Config::weight_held) weights.load(weight[0], slot, place.most_columns);
         float of_vec[values] = {};
+        const auto add = [&](int sum, int i, float a, float b) {
+          float& to = Config::ragged ? ragged_sums[sum].of_place[i] : of_vec[sum];
+          to = fused_multiply_add(a, b, to);
+        };
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           float gradient = dy.get(i);
@@ -199,14 +272,14 @@ TRTC_DEVICE void norm_backward(const Params& params) {
             if constexpr (Config::has_dweight && !finds_statistics) {
               dweight[k * N + i] = fused_multiply_add(gradient, deviation, dweight[k * N + i]);
             }
-            if constexpr (Config::has_weight && held) {
+            if constexpr (Config::has_weight && full_weight_held) {
               gradient *= full_weight[k * N + i];
             } else if constexpr (Config::has_weight) {
               gradient *= weight[Config::weight_held ? k : 0].get(i) + params.weight_offset;
             }
             if constexpr (Config::has_dx) {
-              of_vec[0] = fused_multiply_add(gradient, deviation, of_vec[0]);
-              if constexpr (centred) of_vec[1] += gradient;
+              add(0, i, gradient, deviation);
+              if constexpr (centred) add(1, i, gradient, 1.0f);
             }
             if constexpr (held) {
               held_gradient[k * N + i] = gradient;
@@ -214,10 +287,10 @@ TRTC_DEVICE void norm_backward(const Params& params) {
             }
             if constexpr (finds_statistics) {
               if constexpr (centred) {
-                if (!Config::within(i, columns - column)) deviation = 0.0f;
-                of_vec[3] += deviation;
+                if (!Config::within(i, slot - shift, columns)) deviation = 0.0f;
+                add(3, i, deviation, 1.0f);
               }
-              of_vec[values - 1] = fused_multiply_add(deviation, deviation, of_vec[values - 1]);
+              add(values - 1, i, deviation, deviation);
             }
           }
         }
@@ -225,6 +298,9 @@ TRTC_DEVICE void norm_backward(const Params& params) {
         for (int i = 0; i < values; ++i) sums[i] += of_vec[i];
       }
       if constexpr (reduces) {
+        if constexpr (Config::ragged) {
+          RaggedSum<Config>::template shares<1, 1>(ragged_sums, sums, thread, shift, 0, true);
+        }
         reduction.template reduce_in_cta<Sum, 1>(sums);
         if constexpr (finds_statistics && centred) sums[2] = mean;
         reduction.send(sums);
@@ -271,23 +347,23 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       OutputRow<Output, Config> dx_out;
       if constexpr (Config::has_dx) {
         dx_out.begin({params.dx, params.dx_outer_stride, params.dx_inner_stride}, params, row, place,
-                     Config::out_in_slot ? here : shared + Config::out_at);
+                     Config::out_in_slot ? here : shared + Config::out_at, inputs.shift);
       }
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
-        const int column = (k * threads + thread) * N;
+        const int slot = (k * threads + thread) * N;
         Vec<Gradient, N> dy;
         Vec<Input, N> x;
         if constexpr (!held) {
-          dy = inputs.dy.at(column);
-          x = inputs.x.at(column);
+          dy = inputs.dy.at(slot);
+          x = inputs.x.at(slot);
         }
         Vec<typename Config::Residual, N> dresidual;
         if constexpr (Config::has_dresidual) {
-          dresidual = inputs.dresidual.at(column);
+          dresidual = inputs.dresidual.at(slot);
         }
         if constexpr (Config::has_dx && Config::has_weight && !Config::weight_held && !held) {
-          weight[0].load(weights + column, exact ? N : place.most_columns - column, weight_aligned);
+          weights.load(weight[0], slot, place.most_columns);
         }
         Vec<Output, N> result;
 #pragma unroll
@@ -325,19 +401,13 @@ TRTC_DEVICE void norm_backward(const Params& params) {
           }
           result.set(i, dx[0], dx[1]);
         }
-        if constexpr (Config::has_dx) dx_out.put(result, column, 0, columns);
+        if constexpr (Config::has_dx) dx_out.put(result, slot, 0, columns, Config::inside(k));
       }
       if constexpr (Config::has_dx) dx_out.finish(0, columns, thread, true);
     }
   }
   wait_async();
-
-  if constexpr (Config::has_dweight) {
-    store_partials<Config>(static_cast<float*>(params.partials), dweight, shared, 0, place);
-  }
-  if constexpr (Config::has_dbias) {
-    store_partials<Config>(static_cast<float*>(params.partials), dbias, shared, Config::gradients - 1, place);
-  }
+  store_sums(kept_shift);
 }
 
 template <class Dweight, class Dbias, bool HasDweight, bool HasDbias, int RowsPerGroup, bool Early, class Params>

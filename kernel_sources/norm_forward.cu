@@ -22,19 +22,17 @@ TRTC_DEVICE float forward_value(float x, const Moments& moments, Rstd rstd, floa
 // The weight and bias of all columns of a CTA.
 template <class Config>
 struct AffineRow {
-  enum : int { N = Config::vector };
-  const typename Config::Weight* weights;
-  const typename Config::Bias* biases;
-  bool weight_aligned, bias_aligned;
+  ColumnArray<typename Config::Weight, Config> weight;
+  ColumnArray<typename Config::Bias, Config> bias;
 
   template <class Params>
-  TRTC_DEVICE void begin(const Params& params, int64 first) {
-    weights = nullptr;
-    if constexpr (Config::has_weight) weights = static_cast<const typename Config::Weight*>(params.weight) + first;
-    biases = nullptr;
-    if constexpr (Config::has_bias) biases = static_cast<const typename Config::Bias*>(params.bias) + first;
-    weight_aligned = rows_aligned<typename Config::Weight, N>(weights, 0, 0);
-    bias_aligned = rows_aligned<typename Config::Bias, N>(biases, 0, 0);
+  TRTC_DEVICE void begin(const Params& params, int64 first, char* shared) {
+    if constexpr (Config::has_weight) weight.begin(params.weight, first, shared + Config::weight_at);
+    if constexpr (Config::has_bias) bias.begin(params.bias, first, shared + Config::bias_at);
+  }
+  TRTC_DEVICE void stage(const Place<Config>& place, int shift) const {
+    if constexpr (Config::has_weight) weight.stage(place, shift);
+    if constexpr (Config::has_bias) bias.stage(place, shift);
   }
 };
 
@@ -45,10 +43,9 @@ struct Affine {
   Vec<typename Config::Weight, N> weight;
   Vec<typename Config::Bias, N> bias;
 
-  TRTC_DEVICE void load(const AffineRow<Config>& row, int column, int columns) {
-    const int count = Config::exact ? static_cast<int>(N) : columns - column;
-    if constexpr (Config::has_weight) weight.load(row.weights + column, count, row.weight_aligned);
-    if constexpr (Config::has_bias) bias.load(row.biases + column, count, row.bias_aligned);
+  TRTC_DEVICE void load(const AffineRow<Config>& row, int slot, int columns) {
+    if constexpr (Config::has_weight) row.weight.load(weight, slot, columns);
+    if constexpr (Config::has_bias) row.bias.load(bias, slot, columns);
   }
 
   template <class Params>
@@ -69,13 +66,13 @@ struct Normalization {
   float scale;
 };
 
-// One Vec of y, from what forward_value() takes; `count` of its columns and those behind it lie in the row. `most`
-// becomes the largest magnitude before the scale, if that is asked for.
+// One Vec of y, from what forward_value() takes; its first element is the part's `column`. `most` becomes the largest
+// magnitude before the scale, if that is asked for.
 template <bool Measures, class Config, class Params, int N>
 TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, const float (&x)[N],
                                                       const Normalization& row, const Affine<Config>& affine,
-                                                      const Vec<typename Config::Residual, N>& added, int count,
-                                                      float& most) {
+                                                      const Vec<typename Config::Residual, N>& added, int column,
+                                                      int columns, float& most) {
   Vec<typename Config::Output, N> result;
 #pragma unroll
   for (int i = 0; i < N; i += 2) {
@@ -86,7 +83,7 @@ TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, cons
                                    affine.full_bias(i + j));
       if constexpr (Config::added_after) y[j] += added.get(i + j);
       if constexpr (Measures) {
-        if (Config::within(i + j, count)) most = Maximum::of(most, magnitude(y[j]));
+        if (Config::within(i + j, column, columns)) most = Maximum::of(most, magnitude(y[j]));
       }
       if constexpr (Config::has_scale || Config::row_scaled) y[j] *= row.scale;
     }
@@ -140,6 +137,7 @@ struct ForwardRows {
   enum : bool { has_residual = Config::added_before || Config::added_after };
   InputRow<typename Config::Input, Config> x;
   InputRow<typename Config::Residual, Config> residual;
+  int shift;  // of the row that was located or fetched last
 
   template <class Params>
   TRTC_DEVICE void begin(const Params& params, const Place<Config>& place) {
@@ -149,44 +147,50 @@ struct ForwardRows {
     }
   }
   template <class Params>
-  TRTC_DEVICE void locate(const Params& params, char* slot, const Place<Config>& place, int64 row) {
-    x.locate(params, slot, place, row);
-    if constexpr (has_residual) residual.locate(params, slot + Config::residual_at, place, row);
+  TRTC_DEVICE void locate(const Params& params, char* region, const Place<Config>& place, int64 row) {
+    shift = x.shift_of(params, row);
+    x.locate(region, place);
+    if constexpr (has_residual) residual.locate(region + Config::residual_at, place);
   }
   template <class Params>
-  TRTC_DEVICE void fetch(const Params& params, char* slot, const Place<Config>& place, int64 row, int columns) {
-    x.fetch(params, slot, place, row, columns);
-    if constexpr (has_residual) residual.fetch(params, slot + Config::residual_at, place, row, columns);
+  TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, int columns) {
+    shift = x.shift_of(params, row);
+    x.fetch(params, region, place, row, shift, columns);
+    if constexpr (has_residual) residual.fetch(params, region + Config::residual_at, place, row, shift, columns);
+  }
+  TRTC_DEVICE void clear_before(int thread) const {
+    x.clear_before(thread, shift);
+    if constexpr (has_residual) residual.clear_before(thread, shift);
   }
 
   // What is normalized: x, or its sum with the residual, which is written and kept in the slot.
-  TRTC_DEVICE Vec<Held, N> first_held_at(OutputRow<Held, Config>& sum_out, int column, int columns) const {
+  TRTC_DEVICE Vec<Held, N> first_held_at(OutputRow<Held, Config>& sum_out, int k, int slot, int columns) const {
     if constexpr (Config::added_before) {
-      const Vec<Held, N> value = sum_of_vecs<Held>(x.at(column), residual.at(column));
-      value.template store<Space::shared>(sum_out.shared + column, true);
-      if (Config::ragged || sum_out.aligned) sum_out.put(value, column, 0, columns);
+      const Vec<Held, N> value = sum_of_vecs<Held>(x.at(slot), residual.at(slot));
+      value.template store<Space::shared>(sum_out.shared + slot, true);
+      if (Config::ragged || sum_out.aligned) sum_out.put(value, slot, 0, columns, Config::inside(k));
       return value;
     } else {
-      return x.at(column);
+      return x.at(slot);
     }
   }
-  TRTC_DEVICE Vec<Held, N> held_at(char* slot, const Place<Config>& place, int column) const {
+  TRTC_DEVICE Vec<Held, N> held_at(char* region, const Place<Config>& place, int slot) const {
     if constexpr (Config::added_before) {
       Vec<Held, N> value;
-      value.load_shared(reinterpret_cast<Held*>(slot + Config::sum_at) + place.row_in_cta * Config::chunk + column);
+      value.load_shared(reinterpret_cast<Held*>(region + Config::sum_at) + place.row_in_cta * Config::chunk + slot);
       return value;
     } else {
-      return x.at(column);
+      return x.at(slot);
     }
   }
 };
 
 template <class Config, class Params>
 TRTC_DEVICE void begin_sum(OutputRow<typename Config::Held, Config>& to, const Params& params, int64 row,
-                           const Place<Config>& place, char* slot) {
+                           const Place<Config>& place, char* region, int shift = 0) {
   if constexpr (Config::added_before) {
     to.begin({params.residual_out, params.residual_out_outer_stride, params.residual_out_inner_stride}, params, row,
-             place, slot + Config::sum_at);
+             place, region + Config::sum_at, shift);
   }
 }
 
@@ -212,11 +216,15 @@ TRTC_DEVICE void norm_forward(const Params& params) {
   constexpr bool early_affine = has_affine && one_chunk && !in_shared && Config::steps * N * affine_bytes <= 64;
   // Vecs of the weight that are on their way while others are used, the first ones while the sum is exchanged: hides
   // the L2 cache's latency.
+  #ifdef TRTC_FL
+  constexpr int in_flight = TRTC_FL;
+#else
   constexpr int in_flight = Config::steps == 8 && !Config::repeats ? 4 : Config::steps > 1 ? 2 : 1;
+#endif
   constexpr int held = in_shared ? 1 : Config::steps;  // Vecs in registers
   // A row that is centred is read three times: its elements stay in registers as floats, but where shared memory holds
   // them at hand, and registers are better spent on more rows in flight.
-  constexpr bool unpacked = Config::centred && one_chunk && (!in_shared || Config::ragged);
+  constexpr bool unpacked = Config::centred && one_chunk && !in_shared;
 
   TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = Place<Config>::here();
@@ -234,7 +242,7 @@ TRTC_DEVICE void norm_forward(const Params& params) {
     const int64 row = first_row + place.row_in_cta;
     const int columns = place.columns(row, params.rows);
     AffineRow<Config> affine_row;
-    affine_row.begin(params, head_of<Config::per_head>(params, row) * Config::hidden + place.first_column);
+    affine_row.begin(params, head_of<Config::per_head>(params, row) * Config::hidden + place.first_column, shared);
 
     // ---- The row, and its sum of squares; or its sum, where it is centred.
     Vec<Held, N> value[held];
@@ -249,7 +257,6 @@ TRTC_DEVICE void norm_forward(const Params& params) {
     if constexpr (in_shared) {
       inputs.fetch(params, shared, place, row, columns);
       wait_async();
-      if constexpr (Config::ragged) cta_barrier();
     }
     float sum = 0.0f;
 #pragma unroll 1
@@ -277,7 +284,7 @@ TRTC_DEVICE void norm_forward(const Params& params) {
       float chunk_sum = 0.0f;
 #pragma unroll
       for (int k = 0; k < Config::steps; ++k) {
-        if constexpr (in_shared) value[0] = inputs.first_held_at(sum_out, (k * threads + thread) * N, columns);
+        if constexpr (in_shared) value[0] = inputs.first_held_at(sum_out, k, (k * threads + thread) * N, columns);
         chunk_sum += Config::centred ? sum_of(value[k % held]) : sum_of_squares(value[k % held]);
         if constexpr (unpacked) {
 #pragma unroll
@@ -332,7 +339,7 @@ TRTC_DEVICE void norm_forward(const Params& params) {
               deviation[i] = value[k % held].get(i) - shift;
             }
           }
-          Config::clear_outside(deviation, columns - column);
+          Config::clear_outside(deviation, k, column, columns);
           if constexpr (unpacked) {
 #pragma unroll
             for (int i = 0; i < N; ++i) element[k * N + i] = deviation[i];
@@ -397,7 +404,7 @@ TRTC_DEVICE void norm_forward(const Params& params) {
           }
           constexpr bool measures = Config::has_amax || Config::row_scaled;
           const auto result = output_of<measures>(params, x_or_deviation, found, affine[k % held], added[k % held],
-                                                  count, Config::has_amax ? amax : largest_in_row);
+                                                  column, columns, Config::has_amax ? amax : largest_in_row);
           if (stores) y_out.put(result, column, first, columns);
         }
         if (stores) y_out.finish(first, columns, thread, !one_chunk || Config::repeats);
@@ -423,7 +430,8 @@ TRTC_DEVICE void norm_forward(const Params& params) {
   tell_scaling<Config>(params, amax, scale);
 }
 
-// The same for many rows in turn, as RowRing brings them; the weight and bias stay in registers.
+// The same for many rows in turn, as RowRing brings them; the weight and bias stay in registers, or in shared memory as
+// ragged rows have them.
 template <class Config, class Params>
 TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
   using Held = typename Config::Held;
@@ -438,7 +446,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
   constexpr bool unpacked = held || (centred && sizeof(Held) < 4 && steps * N <= (threads > 512 ? 16 : 32));
   constexpr int affine_bytes = (Config::has_weight ? sizeof(typename Config::Weight) : 0) +
                                (Config::has_bias ? sizeof(typename Config::Bias) : 0);
-  constexpr bool affine_held = steps * N <= 16 || steps * N * affine_bytes <= 64;
+  constexpr bool affine_held = !Config::ragged && (steps * N <= 16 || steps * N * affine_bytes <= 64);
   constexpr int values = centred ? 3 : 1;
   using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
                                  values, true, 2 + 2 * lag>;
@@ -452,7 +460,8 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
   ring.begin(params, place, shared);
 
   AffineRow<Config> affine_row;
-  affine_row.begin(params, place.first_column);
+  affine_row.begin(params, place.first_column, shared);
+  int staged_shift = -1;
   Affine<Config> affine[affine_held ? steps : 1];
   if constexpr (affine_held) {
 #pragma unroll
@@ -472,30 +481,46 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
       const int64 row = first_row + place.row_in_cta;
       const int columns = place.columns(row, params.rows);
       char* here = ring.take(params, first_row);
+      const int row_shift = ring.inputs.shift;
+      if constexpr (Config::ragged) {
+        if (row_shift != staged_shift) affine_row.stage(place, row_shift);
+        staged_shift = row_shift;
+      }
 
       // ---- The row, and its sum of squares; or its sum, where it is centred
       OutputRow<Held, Config> sum_out;
-      begin_sum(sum_out, params, row, place, here);
+      begin_sum(sum_out, params, row, place, here, row_shift);
       float total[1] = {0.0f};
+      RaggedSum<Config> ragged_total[1];
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
-        const Vec<Held, N> value = ring.inputs.first_held_at(sum_out, (k * threads + thread) * N, columns);
-        total[0] += centred ? sum_of(value) : sum_of_squares(value);
-        if constexpr (unpacked) {
+        const Vec<Held, N> value = ring.inputs.first_held_at(sum_out, k, (k * threads + thread) * N, columns);
+        if constexpr (!Config::ragged) total[0] += centred ? sum_of(value) : sum_of_squares(value);
+        if constexpr (Config::ragged || unpacked) {
+          float of_vec[N];
 #pragma unroll
-          for (int i = 0; i < N; ++i) element[k * N + i] = value.get(i);
+          for (int i = 0; i < N; ++i) {
+            of_vec[i] = value.get(i);
+            if constexpr (unpacked) element[k * N + i] = of_vec[i];
+          }
+          if constexpr (Config::ragged && centred) ragged_total[0].add(of_vec);
+          if constexpr (Config::ragged && !centred) ragged_total[0].add_products(of_vec, of_vec);
         }
+      }
+      if constexpr (Config::ragged) {
+        RaggedSum<Config>::template shares<1, 0>(ragged_total, total, thread, row_shift, 0, true);
       }
       if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
       reduction.template reduce_in_cta<Sum, 0>(total);
       if constexpr (centred) {
         const float shift = shift_of<Config>(total[0], place.rank);
         float deviations[2] = {0.0f, 0.0f};
+        RaggedSum<Config> ragged_deviations[2];
 #pragma unroll
         for (int k = 0; k < steps; ++k) {
-          const int column = (k * threads + thread) * N;
+          const int slot = (k * threads + thread) * N;
           Vec<Held, N> value;
-          if constexpr (!unpacked) value = ring.inputs.held_at(here, place, column);
+          if constexpr (!unpacked) value = ring.inputs.held_at(here, place, slot);
           float deviation[N];
 #pragma unroll
           for (int i = 0; i < N; ++i) {
@@ -505,12 +530,20 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
               deviation[i] = value.get(i) - shift;
             }
           }
-          Config::clear_outside(deviation, columns - column);
+          Config::clear_outside(deviation, k, slot - row_shift, columns);
           if constexpr (held) {
 #pragma unroll
             for (int i = 0; i < N; ++i) element[k * N + i] = deviation[i];
           }
-          add_deviations(deviations, deviation);
+          if constexpr (Config::ragged) {
+            ragged_deviations[0].add(deviation);
+            ragged_deviations[1].add_products(deviation, deviation);
+          } else {
+            add_deviations(deviations, deviation);
+          }
+        }
+        if constexpr (Config::ragged) {
+          RaggedSum<Config>::template shares<1, 1>(ragged_deviations, deviations, thread, row_shift, 0, true);
         }
         reduction.template reduce_in_cta<Sum, 1>(deviations);
         sums[0] = shift;
@@ -541,15 +574,15 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
     tell_statistics<Config>(params, place, row, found);
     OutputRow<typename Config::Output, Config> y_out;
     y_out.begin({params.out, params.out_outer_stride, params.out_inner_stride}, params, row, place,
-                Config::out_in_slot ? here : shared + Config::out_at);
+                Config::out_in_slot ? here : shared + Config::out_at, ring.inputs.shift);
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
-      const int column = (k * threads + thread) * N;
+      const int slot = (k * threads + thread) * N;
       Vec<Held, N> value;
-      if constexpr (!held) value = ring.inputs.held_at(here, place, column);
+      if constexpr (!held) value = ring.inputs.held_at(here, place, slot);
       Vec<typename Config::Residual, N> added;
-      if constexpr (Config::added_after) added = ring.inputs.residual.at(column);
-      if constexpr (!affine_held) affine[0].load(affine_row, column, place.most_columns);
+      if constexpr (Config::added_after) added = ring.inputs.residual.at(slot);
+      if constexpr (!affine_held) affine[0].load(affine_row, slot, place.most_columns);
       float x[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -562,8 +595,9 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
         }
       }
       y_out.put(
-          output_of<Config::has_amax>(params, x, found, affine[affine_held ? k : 0], added, columns - column, amax),
-          column, 0, columns);
+          output_of<Config::has_amax>(params, x, found, affine[affine_held ? k : 0], added,
+                                      slot - ring.inputs.shift, columns, amax),
+          slot, 0, columns, Config::inside(k));
     }
     y_out.finish(0, columns, thread, true);
   }

@@ -12,6 +12,7 @@
 
 #include "reduce.cuh"
 #include "ring.cuh"
+#include "slots.cuh"
 
 namespace trtc {
 
@@ -20,30 +21,39 @@ template <class Traits>
 struct NormConfig : Traits {
   enum : int {
     chunk = Traits::steps * Traits::threads * Traits::vector,
-    slice = Traits::chunks * chunk,  // a CTA's columns
+    // A CTA's columns. Those of a ragged row may begin anywhere in their first Vec.
+    slice = Traits::chunks * chunk - (Traits::ragged ? Traits::vector : 0),
   };
   enum : bool {
     // Every Vec of every thread lies in the row: counts are constants then.
     exact = Traits::rows_per_cta == 1 && static_cast<int64>(slice) * Traits::ctas_per_row == Traits::hidden,
   };
+  // Whether every Vec of step k lies in its part, wherever that begins.
+  static constexpr TRTC_DEVICE bool inside(int k) {
+    const int64 least = Traits::hidden - static_cast<int64>(Traits::ctas_per_row - 1) * slice;  // of the last part
+    return exact || (Traits::chunks == 1 && Traits::rows_per_cta == 1 && !(Traits::ragged && k == 0) &&
+                     (k + 1) * Traits::threads * Traits::vector <= least);
+  }
   static constexpr TRTC_DEVICE Exchange exchange() { return exchange_of<Traits>(); }
   static_assert(static_cast<int64>(slice) * Traits::ctas_per_row >= Traits::hidden, "the CTAs tile the row");
   static_assert(!Traits::in_shared || Traits::chunks == 1, "shared memory holds a whole slice");
-  static_assert(!Traits::ragged || Traits::rows_per_cta == 1, "all threads of a CTA bring one row");
+  static_assert(!Traits::ragged || (Traits::stages > 0 && Traits::lag == 0 && Traits::rows_per_cta == 1),
+                "what a CTA keeps of the weight is of one shift at a time");
 
-  // Whether element i of a Vec whose first column is `count` columns before the end lies in the row.
-  static TRTC_DEVICE bool within(int i, int count) {
+  // Whether element i of a Vec, the first of which is a part's `column`, is one of its `columns`.
+  static TRTC_DEVICE bool within(int i, int column, int columns) {
     if constexpr (exact) return true;
-    return Traits::hidden % Traits::vector == 0 ? count > 0 : i < count;
+    if constexpr (Traits::ragged) return column + i >= 0 && column + i < columns;
+    return Traits::hidden % Traits::vector == 0 ? column < columns : column + i < columns;
   }
 
-  // Elements of a Vec that do not lie in the row become 0.
+  // Elements of a Vec of step k that do not lie in the row become 0.
   template <int N>
-  static TRTC_DEVICE void clear_outside(float (&element)[N], int count) {
-    if constexpr (!exact) {
-      if (__builtin_expect(count < N, 0)) {
+  static TRTC_DEVICE void clear_outside(float (&element)[N], int k, int column, int columns) {
+    if (!inside(k)) {
+      if (__builtin_expect(columns - column < N || (Traits::ragged && column < 0), 0)) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) element[i] = i < count ? element[i] : 0.0f;
+        for (int i = 0; i < N; ++i) element[i] = column + i >= 0 && column + i < columns ? element[i] : 0.0f;
       }
     }
   }
@@ -170,6 +180,41 @@ TRTC_DEVICE Vec<T, N> sum_of_vecs(const Vec<A, N>& a, const Vec<B, N>& b) {
   }
   return sum;
 }
+
+// An array of columns, such as the weight, as the Vecs of a CTA's slots need it. No vector fits it for a ragged row: a
+// CTA keeps it in shared memory, each thread its own Vecs, and brings it again for a row of another shift.
+template <class T, class Config>
+struct ColumnArray {
+  enum : int { N = Config::vector };
+  const T* part;  // from the CTA's first column on
+  T* staged;
+  bool aligned;
+
+  TRTC_DEVICE void begin(const void* array, int64 first, char* region) {
+    part = static_cast<const T*>(array) + first;
+    staged = reinterpret_cast<T*>(region);
+    aligned = !Config::ragged && rows_aligned<T, N>(part, 0, 0);
+  }
+  TRTC_DEVICE void stage(const Place<Config>& place, int shift) const {
+#pragma unroll 1
+    for (int slot = place.thread * N; slot < Config::chunk; slot += Config::threads * N) {
+      Vec<T, N> value;
+      value.load_inside(part + (slot - shift), shift - slot, place.most_columns + shift - slot);
+      value.template store<Space::shared>(staged + slot, true);
+    }
+  }
+  TRTC_DEVICE void load(Vec<T, N>& value, int slot, int columns) const {
+    if constexpr (Config::ragged) {
+      value.load_shared(staged + slot);
+    } else {
+      value.load(part + slot, Config::exact ? static_cast<int>(N) : columns - slot, aligned);
+    }
+  }
+};
+
+// Sums over a ragged row, in an order that does not depend on its shift.
+template <class Config>
+using RaggedSum = ShiftedSum<Config::threads, Config::vector>;
 
 // ---- Partial sums of the weight's gradients ------------------------------------------------------------------------
 

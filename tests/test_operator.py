@@ -125,7 +125,7 @@ class Recorder:
                     self.columns_per_cta if number else 0, False,
                 )
             )  # fmt: skip
-        return _native.Plan(stages, *self.rule.values())
+        return _native.Plan(stages, **self.rule)
 
     def allocate(self, shape, dtype, device):
         made = Made(shape, dtype, (BASE << 16) + (len(self.made) << 24))
@@ -524,6 +524,13 @@ def test_groups_that_keep_sums_of_heads_see_the_same_heads_again_and_again(rows,
     recorder = Recorder(**rule)
     recorder(**given)
     assert recorder.launches[0].grid == (min(most, -(-rows // rows_per_cta)), 1, 1)
+
+
+@pytest.mark.parametrize(("rows", "most", "launched"), [(5, 10, 5), (10, 10, 10), (100, 22, 16), (9, 7, 7), (100, 8, 8)])
+def test_groups_that_take_rows_in_turn_are_a_multiple_of_their_unit(rows, most, launched):
+    recorder = Recorder(max_groups=most, group_unit=8)
+    recorder(x=view((rows, 16)))
+    assert recorder.launches[0].grid == (launched, 1, 1)
 
 
 def test_heads_that_cannot_be_resident_together_are_refused():

@@ -113,6 +113,7 @@ class Plan:
         whole_heads: bool,
         multiprocessors: int,
         row_bytes: int = 0,
+        group_unit: int = 1,
     ) -> None: ...
 
 class Operator:

@@ -187,6 +187,9 @@ class LaunchRule(NamedTuple):
     whole_heads : bool
         Whether the groups must be so many that each gets rows of the same heads again and again, as it keeps what
         belongs to them.
+    group_unit : int
+        Groups that take rows in turn are a multiple of it, if there are more: then all rows of a group lie alike, as
+        far as their alignment goes.
     early : bool
         Of a launch that follows the first: whether it may begin before the one before it has ended, for which its
         kernel waits (programmatic dependent launch).
@@ -207,6 +210,7 @@ class LaunchRule(NamedTuple):
     persistent: bool = False
     columns_per_cta: int = 0
     whole_heads: bool = False
+    group_unit: int = 1
     early: bool = False
 
     @property
@@ -421,6 +425,7 @@ class Operator:
             rule.whole_heads,
             kernel.multiprocessors,
             rule.row_bytes,
+            rule.group_unit,
         )
 
     def _fill(self, source: str, offset: int) -> tuple[_native.Source, int, int]:

@@ -701,6 +701,7 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
   }
   const int64_t groups = (layout.geometry.rows + plan.rows_per_cta - 1) / plan.rows_per_cta;
   int64_t launched = in_turn ? std::min(groups, most) : groups;
+  if (launched < groups && launched > plan.group_unit) launched -= launched % plan.group_unit;
   if (layout.per_head && plan.whole_heads) {
     const int64_t unit = layout.heads / std::gcd(layout.heads, plan.rows_per_cta);
     launched = std::max(unit, launched / unit * unit);

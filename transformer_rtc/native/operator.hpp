@@ -111,6 +111,7 @@ struct Plan {
   int64_t partial_bytes;    // per group, from the first launch to the others
   int64_t row_bytes;        // per row, likewise
   bool whole_heads;         // each group gets rows of the same heads again and again, and keeps what belongs to them
+  int64_t group_unit;       // groups that take rows in turn are a multiple of it, if there are more
   int64_t multiprocessors;
 };
 

@@ -36,25 +36,29 @@ class NormConfig(RowDivision):
 
     in_shared: bool = False
     stages: int = 0
+    fl: int = 0
 
     @property
     def chunk(self) -> int:
         """Columns of a row that a CTA holds."""
         return self.threads_per_row * self.steps * self.vector
 
-    @property
-    def lag(self) -> int:
-        """Rows whose sums are told while the row before is finished, so that nobody waits for them."""
-        return int(self.ctas_per_row > 1 and self.stages > 2)
+    def slice(self, hidden: int) -> int:
+        """Return a CTA's columns of a row that it holds: those of a ragged one may begin anywhere in their first Vec."""
+        return self.chunk - (self.vector if self.ragged(hidden) else 0)
 
     def ragged(self, hidden: int) -> bool:
-        """Whether all threads of a CTA bring a row to shared memory together, as no vector fits all rows."""
+        """Whether no vector fits all rows, which are held as they lie in memory."""
         return self.in_shared and self.rows_per_cta == 1 and hidden % self.vector != 0
+
+    def lag(self, hidden: int) -> int:
+        """Return for how many rows sums are told while the row before is finished, so that nobody waits for them."""
+        return int(self.ctas_per_row > 1 and self.stages > 2 and not self.ragged(hidden))
 
     @property
     def symbol(self) -> str:
         held = f"_stages{self.stages}" if self.stages else "_shared" if self.in_shared else ""
-        return f"{super().symbol}{held}"
+        return f"{super().symbol}{held}" + (f"_fl{self.fl}" if self.fl else "")
 
 
 def _power_of_two(value: int) -> int:
@@ -70,8 +74,6 @@ def _threads(vectors: int, steps: int) -> int:
 RESERVED_SHARED = 2048
 # Of the largest multiprocessor.
 SHARED_OF_MULTIPROCESSOR = 228 * 1024
-# Columns that a region of shared memory has beyond a CTA's: the word after a ragged row, and alignment.
-_PADDING = 16
 
 
 class _Entry(NamedTuple):
@@ -160,10 +162,21 @@ _FORWARD = {
         _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.889; without turns 0.646
     ),
 }
-# Rows that are no whole vectors. Longer ones of an odd number of 16-bit elements are ragged: bfloat16, 4093 and 5121,
-# RMSNorm 0.825 and 0.787. Others are read in registers by what divides them.
+# Rows that are no whole vectors are read by what divides them, or are ragged where that is less than 8 bytes: bfloat16,
+# 4100: RMSNorm 0.93, ragged 0.72; 4098: 0.80 and 0.79, LayerNorm 0.50 and 0.60. Their steps are the most that a thread
+# has. bfloat16, 4097 and 5121: RMSNorm 0.78 and 0.81, LayerNorm 0.61 and 0.65.
 _UNEVEN_VECTORS = 256
-_ODD_FORWARD = (_Entry(2048, 1, 256, 8, in_shared=True),)
+_RAGGED_BYTES = 8
+_LEAST_RAGGED_STEPS = 5
+_RAGGED_FORWARD = (
+    _Entry(2048, 1, 512, 9, 1, True, 2),
+    _Entry(4096, 2, 512, 9, 1, True, 2),
+    _Entry(8192, 4, 512, 9, 1, True, 2),
+    _Entry(16384, 8, 512, 9, 1, True, 2),
+    _Entry(32768, 16, 512, 9, 1, True, 2),
+    _Entry(65536, 16, 1024, 9, 1, True, 2),
+    _Entry(65536, 16, 1024, 9, 1, True, 1),
+)
 _UNEVEN_FORWARD = (
     _Entry(32, 1, 32, 1, 8),
     _Entry(128, 1, 64, 2, 2),
@@ -242,8 +255,16 @@ _BACKWARD = {
         _Entry(65536, 16, 512, 8, 1, True, 1),  # 262144: 0.461
     ),
 }
-# Rows that are no whole vectors. bfloat16, 4093, 4097 and 5121: RMSNorm 0.754, 0.653, 0.656, LayerNorm 0.603, 0.523 and
-# 0.516; float32: RMSNorm 0.814, 0.768, 0.737, LayerNorm 0.769, 0.614 and 0.689.
+# Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.81 and 0.78, LayerNorm 0.69 and 0.65; float32: RMSNorm 0.93 and 0.84,
+# LayerNorm 0.89 and 0.82.
+_RAGGED_BACKWARD = (
+    _Entry(2048, 1, 512, 6, 1, True, 2),
+    _Entry(4096, 2, 512, 6, 1, True, 2),
+    _Entry(8192, 4, 512, 6, 1, True, 2),
+    _Entry(16384, 8, 512, 6, 1, True, 2),
+    _Entry(32768, 16, 512, 6, 1, True, 2),
+    _Entry(65536, 16, 1024, 6, 1, True, 1),
+)
 _UNEVEN_BACKWARD = {2: _Entry(1024, 1, 512, 2, 1, True, 2), 4: _Entry(2048, 1, 512, 4, 1, True, 2)}
 _BACKWARD_ELSEWHERE = (
     _Entry(1024, 1, 512, 2, 1, True, 3),
@@ -270,16 +291,23 @@ class _Division:
         self.vectors = math.ceil(hidden / self.full)
         # What is copied to shared memory, is so by 4 bytes at least.
         self._narrowest = min(dtype.bytes for dtype in rows)
+        self._vector = min(self.full, hidden & -hidden)
+        self.ragged = self._vector < self.full and self._vector * self._narrowest < _RAGGED_BYTES
 
     def config(self, entry: _Entry, clusters: bool) -> NormConfig:
         """Return a table's configuration for this row.
 
-        A row in shared memory that only single elements divide is ragged where all threads of a CTA bring it together.
+        A row that is no whole vectors of 16 bytes is read by smaller ones; or is ragged, where a CTA takes rows in turn,
+        one at a time.
         """
         ctas, threads, steps, rows, in_shared = entry.ctas, entry.threads, entry.steps, entry.rows, entry.in_shared
-        vector = min(self.full, self.hidden & -self.hidden)
-        if in_shared and vector * self._narrowest < 4:
-            vector = self.full if rows == 1 else min(self.full, 4 // self._narrowest)
+        vector = self._vector
+        ragged = self.ragged and rows == 1 and entry.stages > 0
+        if ragged:
+            vector = self.full
+            steps, threads = self._ragged_steps(entry)
+        elif in_shared and vector * self._narrowest < 4:
+            vector = min(self.full, 4 // self._narrowest)
         if steps == 8 and self._padded(ctas, 4) * 10 < self._padded(ctas, 8) * 9:
             steps, threads = 4, 2 * threads
         # Rows that do not fill a CTA are faster in registers (float32, 3000: 0.987 instead of 0.894).
@@ -292,11 +320,22 @@ class _Division:
             fewer = min(threads, _power_of_two(math.ceil(share / steps)))
             rows *= threads // fewer
             threads = fewer
-        else:
+        elif not ragged:
             threads = min(threads, 32 * math.ceil(share / (32 * steps)))
         if rows == 1 and (entry.stages or ctas > 1):
             threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
         return NormConfig(threads, rows, vector, steps, ctas, clusters and ctas > 1, in_shared, entry.stages)
+
+    def _ragged_steps(self, entry: _Entry) -> tuple[int, int]:
+        """Return the steps and threads that leave the fewest vectors of a CTA empty; the most steps of those."""
+        vectors = math.ceil(self.hidden / (self.full * entry.ctas)) + 1
+        return min(
+            (
+                (steps, min(max(_threads(vectors, steps), 64), entry.threads))
+                for steps in range(entry.steps, min(_LEAST_RAGGED_STEPS, entry.steps) - 1, -1)
+            ),
+            key=lambda division: division[0] * division[1],
+        )
 
     def _padded(self, ctas: int, steps: int) -> int:
         """Return the vectors of whole warps that hold a CTA's part of a row."""
@@ -319,13 +358,19 @@ def _choose(
                 continue
             for stages in range(entry.stages, min(entry.stages, least_stages) - 1, -1):
                 config = division.config(entry._replace(stages=stages), clusters)
-                if config.chunk * entry.ctas >= division.hidden and fits(config):
+                if config.slice(division.hidden) * entry.ctas >= division.hidden and fits(config):
                     return config
     return None
 
 
 def configure(
-    norm: str, hidden: int, rows: Sequence[DType], output: DType, limits: DeviceLimits, in_turn: bool = True
+    norm: str,
+    hidden: int,
+    rows: Sequence[DType],
+    columns: Sequence[DType],
+    output: DType,
+    limits: DeviceLimits,
+    in_turn: bool = True,
 ) -> NormConfig:
     """Choose how a forward kernel's rows are divided.
 
@@ -335,8 +380,8 @@ def configure(
         ``"rms_norm"`` or ``"layer_norm"``.
     hidden : int
         Columns.
-    rows : sequence of DType
-        Of the arrays of rows that are read.
+    rows, columns : sequence of DType
+        Of the arrays of rows that are read, and of the weight and bias.
     output : DType
         Of y.
     limits : DeviceLimits
@@ -347,21 +392,20 @@ def configure(
     division = _Division(hidden, rows, output)
 
     def fits(config: NormConfig) -> bool:
-        # A ragged sum with a residual has a place of its own.
-        held = (*rows, rows[-1]) if config.ragged(hidden) and len(rows) > 1 else rows
         if config.stages:
-            return in_turn and Slot(config, hidden, held, output).bytes + RESERVED_SHARED <= shared
-        separate = config.ragged(hidden) or output.bytes != rows[-1].bytes
-        staged = (config.chunk + _PADDING) * (sum(dtype.bytes for dtype in held) + output.bytes * separate)
-        return not config.in_shared or staged + RESERVED_SHARED <= shared
+            return in_turn and Slot(config, hidden, rows, columns, output).bytes + RESERVED_SHARED <= shared
+        staged = config.chunk * (sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != rows[-1].bytes))
+        return not config.in_shared or (not config.ragged(hidden) and staged + RESERVED_SHARED <= shared)
 
     shared = limits.shared_memory_per_cta
     entries: tuple[_Entry, ...] = _FORWARD[norm, division.bytes]
     if len(rows) > 1:
         entries = (*(entry for entry in entries if entry.ctas == 1), *_FORWARD_RESIDUAL)
     if hidden % division.full:
-        odd = hidden % 2 == 1 and division.bytes == 2 and division.vectors > _UNEVEN_VECTORS
-        entries = (*(_ODD_FORWARD if odd else _UNEVEN_FORWARD), *entries)
+        ragged = _RAGGED_FORWARD if division.ragged and division.vectors > _UNEVEN_VECTORS else ()
+        # RMSNorm of floats is faster in registers (4097: 0.90, ragged 0.83).
+        first = _UNEVEN_FORWARD if (norm, division.bytes) == ("rms_norm", 4) else ()
+        entries = (*first, *ragged, *_UNEVEN_FORWARD, *entries)
     found = _choose((*entries, *_FORWARD_ELSEWHERE), division, limits, 2, fits)
     if found is not None:
         return found
@@ -374,14 +418,19 @@ def configure(
     for steps in (4, 2, 1):
         config = division.config(_Entry(0, ctas, threads, steps), clusters)
         # Outputs that no vector fits are put together in shared memory.
-        staged = (config.chunk + _PADDING) * (output.bytes + (rows[-1].bytes if len(rows) > 1 else 0))
+        staged = config.chunk * (output.bytes + (rows[-1].bytes if len(rows) > 1 else 0))
         if staged + RESERVED_SHARED <= shared:
             break
     return config
 
 
 def configure_backward(
-    norm: str, hidden: int, rows: Sequence[DType], output: DType | None, limits: DeviceLimits
+    norm: str,
+    hidden: int,
+    rows: Sequence[DType],
+    columns: Sequence[DType],
+    output: DType | None,
+    limits: DeviceLimits,
 ) -> NormConfig | None:
     """Choose how a backward kernel's rows are divided.
 
@@ -391,8 +440,8 @@ def configure_backward(
         ``"rms_norm"`` or ``"layer_norm"``.
     hidden : int
         Columns.
-    rows : sequence of DType
-        Of the arrays of rows that are read.
+    rows, columns : sequence of DType
+        Of the arrays of rows that are read, and of the weight.
     output : DType or None
         Of dx; None: it is not asked for.
     limits : DeviceLimits
@@ -406,20 +455,20 @@ def configure_backward(
     division = _Division(hidden, rows, output)
 
     def fits(config: NormConfig) -> bool:
-        return Slot(config, hidden, rows, output).bytes + RESERVED_SHARED <= limits.shared_memory_per_cta
+        return Slot(config, hidden, rows, columns, output).bytes + RESERVED_SHARED <= limits.shared_memory_per_cta
 
     entries: tuple[_Entry, ...] = _BACKWARD[norm, division.bytes]
     if hidden % division.full and division.vectors > _UNEVEN_VECTORS:
-        entries = (_UNEVEN_BACKWARD[division.bytes], *entries)
+        entries = (*(_RAGGED_BACKWARD if division.ragged else (_UNEVEN_BACKWARD[division.bytes],)), *entries)
     return _choose((*entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
 
 
 class Regions:
     """What a CTA keeps in dynamic shared memory, one region behind the other."""
 
-    def __init__(self, config: NormConfig) -> None:
-        self._columns = config.chunk * config.rows_per_cta + _PADDING
-        self.bytes = 0
+    def __init__(self, config: NormConfig, start: int = 0) -> None:
+        self._columns = config.chunk * config.rows_per_cta
+        self.bytes = start
 
     def add(self, dtype: DType) -> int:
         """Return where a region begins that holds a row of each of the CTA's rows."""
@@ -429,19 +478,40 @@ class Regions:
 
 
 class Slot:
-    """Where a kernel that takes rows in turn keeps what a row needs, and its output where no vector fits that."""
+    """Where a kernel that takes rows in turn keeps what a row needs, and its output where no vector fits that.
 
-    def __init__(self, config: NormConfig, hidden: int, rows: Sequence[DType], output: DType | None) -> None:
+    Parameters
+    ----------
+    config : NormConfig
+        How a row is divided.
+    hidden : int
+        Its columns.
+    rows, columns : sequence of DType
+        Of the arrays of rows that are read, and of those of columns.
+    output : DType or None
+        Of the rows that are written; None: there are none.
+    """
+
+    def __init__(
+        self,
+        config: NormConfig,
+        hidden: int,
+        rows: Sequence[DType],
+        columns: Sequence[DType],
+        output: DType | None,
+    ) -> None:
         slot = Regions(config)
         self.at = [slot.add(dtype) for dtype in rows]
         self.slot_bytes = slot.bytes
-        # In the place of the slot's first row, of which each thread has read its part; not so a ragged one's.
-        self.out_in_slot = output is not None and not config.ragged(hidden) and output.bytes == rows[0].bytes
+        ragged = config.ragged(hidden)
+        # In the place of the slot's first row, of which each thread has read its part.
+        self.out_in_slot = output is not None and output.bytes == rows[0].bytes
         self.out_at = config.stages * slot.bytes
-        self.bytes = self.out_at
+        others = Regions(config, self.out_at)
         if output is not None and not self.out_in_slot:
-            other = Regions(config)
-            other.add(output)
-            self.bytes += other.bytes
+            others.add(output)
+        # As the slots of a ragged row need them.
+        self.columns_at = [others.add(dtype) if ragged else 0 for dtype in columns]
+        self.bytes = others.bytes
         if config.rows_per_cta > 1:  # partial sums are added up there
             self.bytes = max(self.bytes, 4 * config.chunk * config.rows_per_cta)

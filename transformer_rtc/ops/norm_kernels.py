@@ -56,10 +56,10 @@ class _RowSpec(KernelSpec):
             "hidden": self.hidden,
             "chunks": self.chunks,
             "stages": config.stages,
-            "lag": config.lag,
+            "lag": config.lag(self.hidden),
         }
         return (
-            f'#include "{source}"\n\n'
+            (f"#define TRTC_FL {config.fl}\n" if config.fl else "") + f'#include "{source}"\n\n'
             f"{self.params.text('Params')}\n"
             f"{traits(types, flags | ways, numbers | sizes)}"
             f"{entry(self.symbol, f'{template}<trtc::NormConfig<Traits>>', bounds)}"
@@ -73,9 +73,10 @@ class _RowSpec(KernelSpec):
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
             dynamic_shared_memory=dynamic_shared_memory,
-            workspace_bytes=config.workspace_bytes(values, 2 + 2 * config.lag),
+            workspace_bytes=config.workspace_bytes(values, 2 + 2 * config.lag(self.hidden)),
             partial_bytes=partial_bytes,
             persistent=persistent,
+            group_unit=config.vector if config.ragged(self.hidden) else 1,
         )
 
 
@@ -165,11 +166,13 @@ class ForwardSpec(_RowSpec):
 
     def _layout(self) -> tuple[dict[str, int], int]:
         """Return where things are in shared memory, and its bytes."""
+        columns = present(weight=self.weight, bias=self.bias)
         if self.config.stages:
             rows = [self.input, *((self.residual,) if self.residual else ())]
-            sums = [self._held] if self.adds == "before" and self.config.ragged(self.hidden) else []
-            slot = Slot(self.config, self.hidden, [*rows, *sums], self.output)
-            at = {"residual_at": slot.at[len(rows) - 1], "sum_at": slot.at[-1], "out_at": slot.out_at}
+            of_columns = [dtype for dtype in (self.weight, self.bias) if dtype]
+            slot = Slot(self.config, self.hidden, rows, of_columns, self.output)
+            at = {"residual_at": slot.at[-1], "sum_at": slot.at[-1], "out_at": slot.out_at}
+            at |= {f"{name}_at": start for name, start in zip(columns, slot.columns_at, strict=True)}
             return at | {"slot_bytes": slot.slot_bytes, "out_in_slot": int(slot.out_in_slot)}, slot.bytes
         regions = Regions(self.config)
         residual_at = sum_at = 0
@@ -177,17 +180,15 @@ class ForwardSpec(_RowSpec):
             regions.add(self.input)
             if self.residual:
                 residual_at = sum_at = regions.add(self.residual)
-            # In a ragged row, a thread's columns may still be read by its neighbour.
-            if self.config.ragged(self.hidden) and self.adds == "before":
-                sum_at = regions.add(self._held)
             out_at = sum_at if self.adds == "before" else 0
-            if self.config.ragged(self.hidden) or self.output.bytes != self._held.bytes:
+            if self.output.bytes != self._held.bytes:
                 out_at = regions.add(self.output)
         else:  # only for outputs that no vector fits
             if self.adds == "before":
                 sum_at = regions.add(self._held)
             out_at = regions.add(self.output)
-        return {"residual_at": residual_at, "sum_at": sum_at, "out_at": out_at}, regions.bytes
+        at = {"residual_at": residual_at, "sum_at": sum_at, "out_at": out_at}
+        return at | {f"{name}_at": 0 for name in columns}, regions.bytes
 
     @property
     def program(self) -> str:
@@ -309,7 +310,8 @@ class BackwardSpec(_RowSpec):
 
     @property
     def _slot(self) -> Slot:
-        return Slot(self.config, self.hidden, tuple(self._rows.values()), self.output)
+        columns = (self.weight,) if self.weight else ()
+        return Slot(self.config, self.hidden, tuple(self._rows.values()), columns, self.output)
 
     @property
     def program(self) -> str:
@@ -324,7 +326,7 @@ class BackwardSpec(_RowSpec):
         flags = {
             "centred": self.norm == "layer_norm",
             "has_weight": self.weight is not None and self.output is not None,
-            "weight_held": weight_bytes <= _HELD_WEIGHT_BYTES,
+            "weight_held": weight_bytes <= _HELD_WEIGHT_BYTES and not self.config.ragged(self.hidden),
             "per_head": self.per_head,
             "needs_x": self.needs_x,
             "has_dx": self.output is not None,
@@ -343,6 +345,7 @@ class BackwardSpec(_RowSpec):
             "dy_at": at["dy"],
             "residual_at": at.get("dresidual", 0),
             "out_at": slot.out_at,
+            "weight_at": slot.columns_at[0] if self.weight else 0,
         }
         return self._program("norm_backward.cu", "norm_backward", types, flags, numbers, slot.bytes)
 

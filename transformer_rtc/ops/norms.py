@@ -138,7 +138,8 @@ def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
     rows = (x, residual) if residual else (x,)
     # What a CTA that takes rows in turn keeps of the weight is of all rows; and it stores a row once.
     in_turn = not request.per_head and dtypes.get("row_scale") is None
-    config = configure(norm, request.columns, rows, out, limits, in_turn)
+    columns = [dtype for dtype in (dtypes["weight"], dtypes["bias"]) if dtype]
+    config = configure(norm, request.columns, rows, columns, out, limits, in_turn)
     return ForwardSpec(
         norm=norm,
         input=x,
@@ -168,14 +169,15 @@ def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec | None
     dweight, dbias = dtypes["dweight"] is not None, dtypes["dbias"] is not None
     residual = dtypes["dresidual"] if out else None
     rows = (*((x,) if out or dweight else ()), dy, *((residual,) if residual else ()))
-    config = configure_backward(norm, request.columns, rows, out, limits)
+    weight = dtypes["weight"] if out else None
+    config = configure_backward(norm, request.columns, rows, (weight,) if weight else (), out, limits)
     if config is None:
         return None
     return BackwardSpec(
         norm=norm,
         gradient=dy,
         input=x,
-        weight=dtypes["weight"] if out else None,
+        weight=weight,
         residual=residual,
         output=out,
         dweight=dweight,
