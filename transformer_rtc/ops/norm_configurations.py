@@ -109,7 +109,7 @@ class _Entry(NamedTuple):
 # they take rows in turn.
 _FORWARD = {
     ("rms_norm", 2): (
-        _Entry(32, 1, 32, 1, 8),  # 256: 0.986
+        _Entry(32, 1, 16, 2, 8, True, 4),  # 256: 1.025; without turns 0.989
         _Entry(64, 1, 32, 2, 4),  # 512: 0.975
         _Entry(128, 1, 64, 2, 2),  # 1024: 0.999
         _Entry(256, 1, 128, 2),  # 2048: 0.989
@@ -118,7 +118,7 @@ _FORWARD = {
         _Entry(2048, 1, 512, 4, in_shared=True),  # 16384: 0.966
         _Entry(4096, 1, 1024, 4, in_shared=True),  # 32768: 0.971
         _Entry(8192, 4, 512, 4, in_shared=True),  # 65536: 0.965
-        _Entry(16384, 8, 1024, 2, in_shared=True, stages=4),  # 131072: 0.953; without turns 0.944
+        _Entry(16384, 4, 512, 8, in_shared=True),  # 131072: 0.960; in turn 0.937
         _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.932; without turns 0.881
     ),
     ("rms_norm", 4): (
@@ -137,15 +137,15 @@ _FORWARD = {
     ),
     ("layer_norm", 2): (
         _Entry(32, 1, 16, 2, 8),  # 256: 0.981
-        _Entry(64, 1, 16, 4, 8, in_shared=True, stages=2),  # 512: 0.924; without turns 0.890
-        _Entry(128, 1, 32, 4, 4),  # 1024: 0.941
+        _Entry(64, 1, 16, 4, 8),  # 512: 0.892; in turn 0.866
+        _Entry(128, 1, 32, 4, in_shared=True),  # 1024: 0.954; four rows a CTA 0.924
         _Entry(256, 1, 64, 4),  # 2048: 0.930
         _Entry(512, 1, 64, 8, in_shared=True),  # 4096: 0.956
         _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.905
         _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.883
         _Entry(4096, 1, 1024, 4, in_shared=True, stages=2),  # 32768: 0.840; a cluster of 4 without turns 0.762
         _Entry(8192, 8, 128, 8, in_shared=True),  # 65536: 0.765
-        _Entry(16384, 16, 128, 8, in_shared=True),  # 131072: 0.707
+        _Entry(16384, 4, 512, 8, in_shared=True),  # 131072: 0.844
         _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.663
     ),
     ("layer_norm", 4): (
@@ -156,7 +156,7 @@ _FORWARD = {
         _Entry(1024, 1, 256, 4),  # 4096: 0.959
         _Entry(2048, 1, 256, 8, in_shared=True),  # 8192: 0.963
         _Entry(4096, 2, 512, 4, in_shared=True, stages=4),  # 16384: 0.946
-        _Entry(8192, 2, 512, 8, in_shared=True),  # 32768: 0.904
+        _Entry(8192, 2, 1024, 4, in_shared=True, stages=3),  # 32768: 0.915
         _Entry(16384, 4, 1024, 4, in_shared=True, stages=3),  # 65536: 0.932; without turns 0.821
         _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 131072: 0.922; without turns 0.739
         _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.889; without turns 0.646
@@ -204,9 +204,9 @@ _FORWARD_RESIDUAL = (
 _BACKWARD = {
     ("rms_norm", 2): (
         _Entry(32, 1, 16, 2, 16, True, 2),  # 256: 0.762
-        _Entry(64, 1, 32, 2, 16, True, 3),  # 512: 0.834
-        _Entry(128, 1, 64, 2, 2, True, 4),  # 1024: 0.885
-        _Entry(256, 1, 128, 2, 2, True, 4),  # 2048: 0.921
+        _Entry(64, 1, 32, 2, 4, True, 3),  # 512: 0.836
+        _Entry(128, 1, 32, 4, 4, True, 4),  # 1024: 0.888
+        _Entry(256, 1, 64, 4, 2, True, 4),  # 2048: 0.920; by 128 threads 0.864
         _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.914
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: 0.948
         _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.926
@@ -219,8 +219,8 @@ _BACKWARD = {
         _Entry(64, 1, 32, 2, 8, True, 3),  # 256: 0.788
         _Entry(128, 1, 128, 1, 2, True, 3),  # 512: 0.841
         _Entry(256, 1, 128, 2, 2, True, 4),  # 1024: 0.886
-        _Entry(512, 1, 256, 2, 1, True, 4),  # 2048: 0.923
-        _Entry(1024, 1, 512, 2, 1, True, 3),  # 4096: 0.943
+        _Entry(512, 1, 128, 4, 2, True, 4),  # 2048: 0.922
+        _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.968
         _Entry(2048, 1, 1024, 2, 1, True, 2),  # 8192: 0.953
         _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.946
         _Entry(8192, 8, 256, 4, 1, True, 3),  # 32768: 0.916
@@ -229,24 +229,24 @@ _BACKWARD = {
         _Entry(65536, 16, 512, 8, 1, True, 1),  # 262144: 0.500
     ),
     ("layer_norm", 2): (
-        _Entry(32, 1, 16, 2, 16, True, 3),  # 256: 0.709
-        _Entry(64, 1, 16, 4, 8, True, 3),  # 512: 0.773
+        _Entry(32, 1, 16, 2, 8, True, 3),  # 256: 0.716
+        _Entry(64, 1, 32, 2, 4, True, 3),  # 512: 0.781
         _Entry(128, 1, 32, 4, 4, True, 3),  # 1024: 0.832
         _Entry(256, 1, 128, 2, 1, True, 2),  # 2048: 0.891
-        _Entry(512, 1, 128, 4, 1, True, 2),  # 4096: 0.904
+        _Entry(512, 1, 256, 2, 1, True, 2),  # 4096: 0.898; by 128 threads 0.873
         _Entry(1024, 2, 128, 4, 1, True, 4),  # 8192: 0.926
         _Entry(2048, 4, 128, 4, 1, True, 3),  # 16384: 0.898
         _Entry(4096, 8, 128, 4, 1, True, 3),  # 32768: 0.872
         _Entry(8192, 16, 128, 4, 1, True, 3),  # 65536: 0.803
-        _Entry(16384, 8, 512, 4, 1, True, 2),  # 131072: 0.747
-        _Entry(32768, 16, 512, 4, 1, True, 2),  # 262144: 0.641
+        _Entry(16384, 16, 256, 4, 1, True, 2),  # 131072: 0.724
+        _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.608
     ),
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 8, True, 3),  # 256: 0.706
         _Entry(128, 1, 64, 2, 4, True, 4),  # 512: 0.783
         _Entry(256, 1, 64, 4, 2, True, 4),  # 1024: 0.844
-        _Entry(512, 1, 256, 2, 1, True, 3),  # 2048: 0.906
-        _Entry(1024, 1, 512, 2, 1, True, 3),  # 4096: 0.932
+        _Entry(512, 1, 128, 4, 1, True, 1),  # 2048: 0.896
+        _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.942
         _Entry(2048, 1, 512, 4, 1, True, 3),  # 8192: 0.937
         _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.921
         _Entry(8192, 4, 512, 4, 1, True, 3),  # 32768: 0.899
