@@ -7,9 +7,9 @@ namespace trtc {
 
 TRTC_DEVICE float minus_infinity() { return float_from_bits(0xff800000u); }
 
-enum : int { large_exponent = 24 };  // the binary logarithm of what large exponentials are multiplied by, and that
-constexpr float large_one = 1 << large_exponent;
-constexpr float log2_e = 1.44269504f;
+// The binary logarithm of what large exponentials are multiplied by, and that.
+enum : int { large_exponent = 24, large_one = 1 << large_exponent };
+constexpr TRTC_DEVICE float log2_e() { return 1.44269504f; }
 
 // e^(x - n log(2)) of an x that is half of log(2) from that at most: Cody and Waite's reduction, and a polynomial of
 // degree 6 that was fitted for the least relative error.
@@ -27,7 +27,7 @@ TRTC_DEVICE float exponential_of_rest(float x, float n) {
 TRTC_DEVICE float exponential(float x) {
   x = x < -110.0f ? -110.0f : x > 110.0f ? 110.0f : x;  // not NaN
   const float magic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer, in its low bits
-  const float shifted = fused_multiply_add(x, log2_e, magic);
+  const float shifted = fused_multiply_add(x, log2_e(), magic);
   const float power = exponential_of_rest(x, shifted - magic);
   // 2^n in two factors, each of which has a float's exponent.
   const int32 exponent = static_cast<int32>(bits_from_float(shifted) - bits_from_float(magic));
@@ -41,7 +41,7 @@ TRTC_DEVICE float exponential(float x) {
 TRTC_DEVICE float large_exponential(float x) {
   x = larger_or_nan(x, -104.0f);
   const float magic = 12582912.0f + large_exponent + 127;  // as above, with what the exponent of a float is further
-  const float shifted = fused_multiply_add(x, log2_e, magic);
+  const float shifted = fused_multiply_add(x, log2_e(), magic);
   return exponential_of_rest(x, shifted - magic) * float_from_bits(bits_from_float(shifted) << 23);
 }
 
@@ -51,7 +51,7 @@ TRTC_DEVICE float large_exponential_for(float x, float factor = 1.0f) {
   if constexpr (is_same<T, float>) {
     return large_exponential(x * factor);
   } else {
-    return approximate_exp2(fused_multiply_add(x, factor * log2_e, float{large_exponent}));
+    return approximate_exp2(fused_multiply_add(x, factor * log2_e(), float{large_exponent}));
   }
 }
 

@@ -130,8 +130,8 @@ TRTC_DEVICE float load_float(const void* address) {
 
 // Whether an aligned vector may be read where only its last elements belong to a row: what is before them is of no use,
 // and no other allocation has it, which begin at multiples of 16 bytes. The simulator refuses it.
-TRTC_PTX(constexpr bool reads_whole_blocks = true;)
-TRTC_PORTABLE(constexpr bool reads_whole_blocks = false;)
+TRTC_PTX(enum : bool { reads_whole_blocks = true };)
+TRTC_PORTABLE(enum : bool { reads_whole_blocks = false };)
 
 // If `valid`; else 0.
 TRTC_DEVICE void load_1(uint32& a, const void* address, bool valid) {

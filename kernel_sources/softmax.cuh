@@ -165,7 +165,7 @@ TRTC_DEVICE RowTotals totals_of_row(const Params& params, const Place<Config>& p
     row_largest = reduce_lanes<Largest, Config::ctas_per_row>(gathered[0]);
     // A CTA of which nothing takes part adds nothing, however small the others are.
     const float below = gathered[0] == minus_infinity() ? 0.0f : (gathered[0] - row_largest) * factor;
-    const float weight = narrow ? approximate_exp2(below * log2_e) : exponential(below);
+    const float weight = narrow ? approximate_exp2(below * log2_e()) : exponential(below);
     total = reduce_lanes<Sum, Config::ctas_per_row>(gathered[1] * weight);
     of_cta = shuffle_from(weight, place.rank);
   }

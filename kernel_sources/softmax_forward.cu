@@ -12,8 +12,10 @@ struct SoftmaxRow {
   using Input = typename Config::Input;
   using Mask = typename Config::Mask;
   using Part = typename Config::Part;
-  static constexpr bool narrow = !is_same<typename Config::Output, float>;
-  static constexpr bool folds = narrow && !Config::mask_is_added;
+  enum : bool {
+    narrow = !is_same<typename Config::Output, float>,
+    folds = narrow && !Config::mask_is_added,
+  };
   enum : int { N = Config::vector, steps = Config::steps };
 
   const Input* x;

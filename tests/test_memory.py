@@ -42,6 +42,18 @@ print(manager.counts["load"], loaded())
     assert fake_driver(script) == ["5 {'compile': 20, 'load': 20}", "4", "41 4"]
 
 
+def test_the_kernels_of_a_manager_that_is_dropped_are_unloaded_at_once(fake_driver):
+    script = f"""{QUICK}
+gc.disable()
+{MANAGER}
+get(0), get(1)
+print(driver.fake_modules())
+del manager
+print(driver.fake_modules())
+"""
+    assert fake_driver(script) == ["2", "0"]
+
+
 def test_a_kernel_that_a_graph_has_captured_stays_loaded(fake_driver):
     script = f"""{QUICK}{MANAGER}
 stream = stream_of(0, 0)

@@ -6,7 +6,8 @@ import os
 import re
 from functools import cache, lru_cache
 
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+# Looks for a newline, where "^" would be tried at every character.
+_INCLUDE = re.compile(r'\n\s*#\s*include\s*"([^"]+)"')
 
 
 @cache
@@ -26,10 +27,12 @@ def texts() -> dict[str, str]:
     return found
 
 
-# A key is made of these for every kernel that a process uses; the texts are the package's few.
-@lru_cache(maxsize=256)
 def _includes(text: str) -> list[str]:
-    return _INCLUDE.findall(text)
+    return _INCLUDE.findall(f"\n{text}")
+
+
+# A key is made of these for every kernel that a process uses; the texts are the package's few.
+_includes_of_ours = lru_cache(maxsize=256)(_includes)
 
 
 @lru_cache(maxsize=256)
@@ -43,11 +46,11 @@ def fingerprint(text: str) -> str:
 def included(program: str) -> dict[str, str]:
     """Return the texts that a program includes, directly or not: with it, exactly what the compiler reads."""
     found: dict[str, str] = {}
-    pending = _INCLUDE.findall(program)
+    pending = _includes(program)
     while pending:
         name = pending.pop()
         text = texts().get(name)
         if text is not None and name not in found:
             found[name] = text
-            pending += _includes(text)
+            pending += _includes_of_ours(text)
     return dict(sorted(found.items()))

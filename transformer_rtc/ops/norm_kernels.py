@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from ..dispatch import LaunchRule
 from ..spec import FLOAT32, DType, Field, KernelSpec, Params
 from .norm_configurations import RESERVED_SHARED, SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
-from .programs import GEOMETRY, HEADS, MINIMAL, WORKSPACE, entry, literal, pointers, present, row_fields, traits
+from .programs import (
+    GEOMETRY,
+    HEADS,
+    MINIMAL,
+    WORKSPACE,
+    entry,
+    literal,
+    params_of,
+    pointers,
+    present,
+    row_fields,
+    traits,
+)
 
 __all__ = [
     "EARLY_ARCHITECTURE",
@@ -149,7 +161,7 @@ class ForwardSpec(_RowSpec):
         before, after = self.adds == "before", self.adds == "after"
         rows = present(x=True, residual=before or after, out=True, residual_out=before)
         others = present(weight=self.weight, bias=self.bias, scale=self.scale)
-        return Params(
+        return params_of(
             (
                 *pointers(*rows, *others, *self.stores),
                 *(WORKSPACE if self.config.exchange == "grid" else ()),
@@ -296,7 +308,7 @@ class BackwardSpec(_RowSpec):
             rstd=self.statistics,
         )
         partials = (Field("partials", "pointer", "partials"),) if self.dweight or self.dbias else ()
-        return Params(
+        return params_of(
             (
                 *pointers(*rows, *others),
                 *partials,
@@ -416,7 +428,7 @@ class FinishSpec(KernelSpec):
 
     @property
     def params(self) -> Params:
-        return Params((*pointers(*present(dweight=self.dweight, dbias=self.dbias)), *FINISH_FIELDS))
+        return params_of((*pointers(*present(dweight=self.dweight, dbias=self.dbias)), *FINISH_FIELDS))
 
     @property
     def program(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..spec import DType, Field, Params
@@ -20,6 +21,7 @@ __all__ = [
     "general_program",
     "literal",
     "of_arrays",
+    "params_of",
     "pointers",
     "present",
     "row_fields",
@@ -111,7 +113,9 @@ def present(**flags: object) -> tuple[str, ...]:
     return tuple(name for name, value in flags.items() if value)
 
 
-def _fields(names: Iterable[str], type_: str, *properties: str) -> tuple[Field, ...]:
+# The same at every size; and each kernel is asked for them several times until it is loaded.
+@lru_cache(maxsize=256)
+def _fields(names: tuple[str, ...], type_: str, *properties: str) -> tuple[Field, ...]:
     return tuple(
         Field(name if what == "data" else f"{name}_{what}", type_, f"{_ARRAYS.get(name, name)}.{what}")
         for name in names
@@ -132,6 +136,12 @@ def row_fields(*names: str) -> tuple[Field, ...]:
 def dtypes(*names: str) -> tuple[Field, ...]:
     """Return the data types of arrays, as trtc::Dtype has them."""
     return _fields(names, "int32", "dtype")
+
+
+@lru_cache(maxsize=256)
+def params_of(fields: tuple[Field, ...]) -> Params:
+    """Return the parameters that have these fields."""
+    return Params(fields)
 
 
 def of_arrays(fields: Sequence[Field], arrays: Sequence[str]) -> tuple[Field, ...]:

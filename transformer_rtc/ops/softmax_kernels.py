@@ -20,6 +20,7 @@ from .programs import (
     general_program,
     literal,
     of_arrays,
+    params_of,
     pointers,
     present,
     row_fields,
@@ -273,7 +274,7 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
 
     @property
     def params(self) -> Params:
-        return Params(
+        return params_of(
             (
                 *pointers("x", "out", *present(mask=self.mask, sink=self.sink, lse=self.lse)),
                 *(WORKSPACE if self.config.exchange == "grid" else ()),
@@ -349,7 +350,7 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
 
     @property
     def params(self) -> Params:
-        return Params(
+        return params_of(
             (
                 *pointers("y", "dy", "dx", *(("sink", "lse") if self.sink else ())),
                 *(_ROW_PARTIALS if self.sink else ()),
@@ -410,7 +411,7 @@ class SoftmaxFinishSpec(KernelSpec):
 
     @property
     def params(self) -> Params:
-        return Params((*pointers("dsink"), *_FINISH_FIELDS))
+        return params_of((*pointers("dsink"), *_FINISH_FIELDS))
 
     @property
     def program(self) -> str:
