@@ -85,28 +85,48 @@ TRTC_DEVICE void store_partials(float* partials, const float (&sums)[Config::ste
   }
 }
 
-// Leaves the sums of a CTA's ragged rows, which are of one shift; `again`: adds them to those of rows of another one.
-// They become zeros.
+// Where a thread's sums over ragged rows of one shift are left: that of `gradient` in a row of partial sums.
 template <class Config>
-TRTC_DEVICE void store_ragged_partials(float* partials, float (&sums)[Config::steps * Config::vector], int gradient,
-                                       const Place<Config>& place, int shift, bool again) {
-  constexpr int N = Config::vector;
-  constexpr int elements = Config::steps * N;
-  const int64 row = Config::per_head ? place.begin_row() : place.group;
-  float* to = partials + partial_offset(row, gradient, Config::gradients, Config::hidden) + place.first_column;
-  if (again) cta_barrier();  // other threads had these columns
-#pragma unroll 1
-  for (int slot = place.thread * N; slot < Config::chunk; slot += Config::threads * N) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int column = slot - shift + i;
-      if (Config::within(i, slot - shift, place.most_columns)) to[column] = again ? to[column] + sums[i] : sums[i];
-    }
-    // A loop over registers, which have no index.
-#pragma unroll
-    for (int i = 0; i < elements; ++i) sums[i] = i + N < elements ? sums[i + N] : 0.0f;
+struct RaggedPartials {
+  enum : int { N = Config::vector, elements = Config::steps * N };
+  float* of_group;
+  const Place<Config>& place;
+
+  TRTC_DEVICE float* of(int gradient) const {
+    const int64 row = Config::per_head ? place.begin_row() : place.group;
+    return of_group + partial_offset(row, gradient, Config::gradients, Config::hidden) + place.first_column;
   }
-}
+  // Both are loops over registers, which have no index: their text is there once.
+  TRTC_DEVICE void store(float (&sums)[elements], int gradient, int shift) const {
+    float* to = of(gradient);
+#pragma unroll 1
+    for (int slot = place.thread * N; slot < Config::chunk; slot += Config::threads * N) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (Config::within(i, slot - shift, place.most_columns)) to[slot - shift + i] = sums[i];
+      }
+      turn(sums);
+    }
+  }
+  TRTC_DEVICE void load(float (&sums)[elements], int gradient, int shift) const {
+    const float* from = of(gradient);
+#pragma unroll 1
+    for (int slot = place.thread * N; slot < Config::chunk; slot += Config::threads * N) {
+      turn(sums);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const bool within = Config::within(i, slot - shift, place.most_columns);
+        sums[elements - N + i] = within ? from[slot - shift + i] : 0.0f;
+      }
+    }
+  }
+
+ private:
+  static TRTC_DEVICE void turn(float (&sums)[elements]) {
+#pragma unroll
+    for (int i = 0; i + N < elements; ++i) sums[i] = sums[i + N];
+  }
+};
 
 template <class Config, class Params>
 TRTC_DEVICE void norm_backward(const Params& params) {
@@ -163,24 +183,11 @@ TRTC_DEVICE void norm_backward(const Params& params) {
     }
   }
   int kept_shift = -1;  // of the ragged rows whose weight and partial sums are here
-  bool stored = false;  // whether there were others before
   float dweight[Config::has_dweight ? steps * N : 1] = {};
   float dbias[Config::has_dbias ? steps * N : 1] = {};
-  const auto store_sums = [&](int shift) {
-    float* partials = nullptr;
-    if constexpr (Config::gradients > 0) partials = static_cast<float*>(params.partials);
-    if constexpr (Config::ragged && Config::has_dweight) {
-      store_ragged_partials<Config>(partials, dweight, 0, place, shift, stored);
-    } else if constexpr (Config::has_dweight) {
-      store_partials<Config>(partials, dweight, shared, 0, place);
-    }
-    if constexpr (Config::ragged && Config::has_dbias) {
-      store_ragged_partials<Config>(partials, dbias, Config::gradients - 1, place, shift, stored);
-    } else if constexpr (Config::has_dbias) {
-      store_partials<Config>(partials, dbias, shared, Config::gradients - 1, place);
-    }
-    stored = true;
-  };
+  float* partials = nullptr;
+  if constexpr (Config::gradients > 0) partials = static_cast<float*>(params.partials);
+  const RaggedPartials<Config> ragged_partials{partials, place};
   float held_gradient[held ? steps * N : 1];
   float held_normal[held ? steps * N : 1];
   float next_mean = 0.0f, next_rstd = 0.0f;
@@ -208,7 +215,14 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       const int shift = inputs.shift;
       if constexpr (Config::ragged) {
         if (shift != kept_shift) {
-          if (kept_shift >= 0) store_sums(kept_shift);
+          if (kept_shift >= 0) {
+            // The sums go on in other threads.
+            if constexpr (Config::has_dweight) ragged_partials.store(dweight, 0, kept_shift);
+            if constexpr (Config::has_dbias) ragged_partials.store(dbias, Config::gradients - 1, kept_shift);
+            cta_barrier();
+            if constexpr (Config::has_dweight) ragged_partials.load(dweight, 0, shift);
+            if constexpr (Config::has_dbias) ragged_partials.load(dbias, Config::gradients - 1, shift);
+          }
           if constexpr (Config::has_weight) weights.stage(place, shift);
           kept_shift = shift;
         }
@@ -407,7 +421,14 @@ TRTC_DEVICE void norm_backward(const Params& params) {
     }
   }
   wait_async();
-  store_sums(kept_shift);
+
+  if constexpr (Config::ragged) {
+    if constexpr (Config::has_dweight) ragged_partials.store(dweight, 0, kept_shift);
+    if constexpr (Config::has_dbias) ragged_partials.store(dbias, Config::gradients - 1, kept_shift);
+  } else {
+    if constexpr (Config::has_dweight) store_partials<Config>(partials, dweight, shared, 0, place);
+    if constexpr (Config::has_dbias) store_partials<Config>(partials, dbias, shared, Config::gradients - 1, place);
+  }
 }
 
 template <class Dweight, class Dbias, bool HasDweight, bool HasDbias, int RowsPerGroup, bool Early, class Params>

@@ -239,7 +239,7 @@ def test_ragged_rows_of_one_cta_lie_at_every_shift(operator, hidden, given, rng)
     # So few groups that a CTA's rows do not all begin alike: the weight and the sums of its gradient move along.
     layer = operator.startswith("layer")
     case = backward_case(
-        operator, 30, hidden, BFLOAT16, rstd=given, mean=given and layer, dresidual=BFLOAT16, weight_offset=1.0
+        operator, 30, hidden, BFLOAT16, rstd=given, mean=given and layer, residual=BFLOAT16, weight_offset=1.0
     )
     spec, _ = case.specialise(ARCHITECTURES[90])
     assert spec.config.ragged(hidden)
