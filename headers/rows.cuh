@@ -134,14 +134,17 @@ struct StagedRow {
     } else {
       if constexpr (Vec<T, N>::bytes >= 4) {
         if (aligned) {
-#pragma unroll 4
+          const T* from = row + thread * N;
+          T* to = shared + thread * N;
+          // All 8 steps of a long row, as constants beside one address.
+#pragma unroll 8
           for (int k = 0; k < Config::steps; ++k) {
-            const int column = (k * Config::threads + thread) * N;
+            const int at = k * Config::threads * N;
             if constexpr (Config::exact) {
-              copy_async<Vec<T, N>::bytes>(shared + column, row + column);
+              copy_async<Vec<T, N>::bytes>(to + at, from + at);
             } else {
-              const int count = min(max(columns - column, 0), static_cast<int>(N));
-              copy_async_part<Vec<T, N>::bytes>(shared + column, row + column, 0, count * sizeof(T));
+              const int count = min(max(columns - thread * N - at, 0), static_cast<int>(N));
+              copy_async_part<Vec<T, N>::bytes>(to + at, from + at, 0, count * sizeof(T));
             }
           }
           return;

@@ -29,6 +29,9 @@ struct NormConfig : Traits {
   static constexpr TRTC_DEVICE Exchange exchange() { return exchange_of<Traits>(); }
   static_assert(static_cast<int64>(slice) * Traits::ctas_per_row >= Traits::hidden, "the CTAs tile the row");
   static_assert(!Traits::in_shared || Traits::chunks == 1, "shared memory holds a whole slice");
+  static_assert(Traits::together == 1 ||
+                    (Traits::in_shared && Traits::stages == 0 && Traits::rows_per_cta == 1 && !Traits::per_head),
+                "rows that a CTA works on together share their weight");
   static_assert(!Traits::ragged || Traits::rows_per_cta == 1, "all threads of a CTA bring one row");
 
   // Whether element i of a Vec whose first column is `count` columns before the end lies in the row.
@@ -154,9 +157,9 @@ TRTC_DEVICE float sum_of_squares(const Vec<T, N>& value) {
 
 template <class T, int N>
 TRTC_DEVICE float sum_of(const Vec<T, N>& value) {
-  float sum = 0.0f;
+  float sum = value.get(0);
 #pragma unroll
-  for (int i = 0; i < N; ++i) sum += value.get(i);
+  for (int i = 1; i < N; ++i) sum += value.get(i);
   return sum;
 }
 

@@ -32,10 +32,13 @@ class NormConfig(RowDivision):
     stages : int
         0: a CTA has one row, or one of each of its groups of threads. Else it takes rows in turn through a ring of so
         many slots in shared memory: one is worked on while the others are on their way.
+    together : int
+        Rows in shared memory that the same threads work on at a time: they share what is loaded of the weight and bias.
     """
 
     in_shared: bool = False
     stages: int = 0
+    together: int = 1
 
     @property
     def chunk(self) -> int:
@@ -54,7 +57,8 @@ class NormConfig(RowDivision):
     @property
     def symbol(self) -> str:
         held = f"_stages{self.stages}" if self.stages else "_shared" if self.in_shared else ""
-        return f"{super().symbol}{held}"
+        together = f"_together{self.together}" if self.together > 1 else ""
+        return f"{super().symbol}{held}{together}"
 
 
 def _power_of_two(value: int) -> int:
@@ -87,7 +91,7 @@ class _Entry(NamedTuple):
         Of a CTA.
     in_shared : bool
         Whether rows are held in shared memory rather than in registers.
-    stages : int
+    stages, together : int
         As `NormConfig` has them.
     """
 
@@ -98,13 +102,15 @@ class _Entry(NamedTuple):
     rows: int = 1
     in_shared: bool = False
     stages: int = 0
+    together: int = 1
 
 
 # By the norm and the bytes of the widest element. Each line is the fastest of 10 to 60 configurations of its size on an
 # H200 with the L2 flushed; behind it, the ratio to the best copy with as many reads and writes of the same run. What
 # decides: few elements of a thread leave registers for more rows in flight, many make reductions cheap; a row in shared
-# memory is in flight without registers; and from some length on, the CTAs of a cluster are held up by each other unless
-# they take rows in turn.
+# memory is in flight without registers; from some length on, the CTAs of a cluster are held up by each other unless
+# they take rows in turn; and two long rows together read and unpack weight and bias once, which are as many bytes as a
+# row and its y.
 _FORWARD = {
     ("rms_norm", 2): (
         _Entry(32, 1, 32, 1, 8),  # 256: 0.986
@@ -141,10 +147,10 @@ _FORWARD = {
         _Entry(512, 1, 64, 8, in_shared=True),  # 4096: 0.956
         _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.905
         _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.883
-        _Entry(4096, 1, 1024, 4, in_shared=True, stages=2),  # 32768: 0.840; a cluster of 4 without turns 0.762
-        _Entry(8192, 8, 128, 8, in_shared=True),  # 65536: 0.765
-        _Entry(16384, 16, 128, 8, in_shared=True),  # 131072: 0.707
-        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.663
+        _Entry(4096, 2, 256, 8, in_shared=True, together=2),  # 32768: one row 0.916
+        _Entry(8192, 8, 128, 8, in_shared=True, together=2),  # 65536: one row 0.869
+        _Entry(16384, 8, 256, 8, in_shared=True, together=2),  # 131072
+        _Entry(32768, 16, 256, 8, in_shared=True, together=2),  # 262144
     ),
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 4),  # 256: 1.04
@@ -277,6 +283,7 @@ class _Division:
         A row in shared memory that only single elements divide is ragged where all threads of a CTA bring it together.
         """
         ctas, threads, steps, rows, in_shared = entry.ctas, entry.threads, entry.steps, entry.rows, entry.in_shared
+        together = entry.together
         vector = min(self.full, self.hidden & -self.hidden)
         if in_shared and vector * self._narrowest < 4:
             vector = self.full if rows == 1 else min(self.full, 4 // self._narrowest)
@@ -296,7 +303,8 @@ class _Division:
             threads = min(threads, 32 * math.ceil(share / (32 * steps)))
         if rows == 1 and (entry.stages or ctas > 1):
             threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
-        return NormConfig(threads, rows, vector, steps, ctas, clusters and ctas > 1, in_shared, entry.stages)
+        clusters = clusters and ctas > 1
+        return NormConfig(threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, together)
 
     def _padded(self, ctas: int, steps: int) -> int:
         """Return the vectors of whole warps that hold a CTA's part of a row."""
@@ -342,7 +350,7 @@ def configure(
     limits : DeviceLimits
         Of the device.
     in_turn : bool
-        Whether a CTA may take rows in turn through a ring.
+        Whether a CTA may take rows in turn through a ring, or several together: they have one weight.
     """
     division = _Division(hidden, rows, output)
 
@@ -353,7 +361,7 @@ def configure(
             return in_turn and Slot(config, hidden, held, output).bytes + RESERVED_SHARED <= shared
         separate = config.ragged(hidden) or output.bytes != rows[-1].bytes
         staged = (config.chunk + _PADDING) * (sum(dtype.bytes for dtype in held) + output.bytes * separate)
-        return not config.in_shared or staged + RESERVED_SHARED <= shared
+        return not config.in_shared or config.together * staged + RESERVED_SHARED <= shared
 
     shared = limits.shared_memory_per_cta
     entries: tuple[_Entry, ...] = _FORWARD[norm, division.bytes]
@@ -362,6 +370,9 @@ def configure(
     if hidden % division.full:
         odd = hidden % 2 == 1 and division.bytes == 2 and division.vectors > _UNEVEN_VECTORS
         entries = (*(_ODD_FORWARD if odd else _UNEVEN_FORWARD), *entries)
+    # A row of two arrays is as much in flight as two rows, and ragged ones are unpacked in registers.
+    if not in_turn or len(rows) > 1 or hidden % division.full:
+        entries = tuple(entry._replace(together=1) for entry in entries)
     found = _choose((*entries, *_FORWARD_ELSEWHERE), division, limits, 2, fits)
     if found is not None:
         return found
