@@ -1,4 +1,5 @@
-// Forward: y of rows that each CTA, or cluster, has one of (norm_forward), or takes in turn (norm_forward_in_turn).
+// Forward: y of rows that each CTA, or cluster, has one of (norm_forward) or several together (norm_forward_in_shared),
+// or takes in turn (norm_forward_in_turn).
 #pragma once
 
 #include "norms.cuh"
@@ -59,6 +60,23 @@ struct Affine {
   }
 };
 
+// Those of the first `Count` Vecs of a thread: where all are aligned, without a branch between them.
+template <class Config, int Count>
+TRTC_DEVICE void load_first(Affine<Config> (&affine)[Count], const AffineRow<Config>& row, int thread, int columns) {
+  constexpr int stride = Config::threads * Config::vector;
+  const int column = thread * Config::vector;
+  if (Config::exact && (!Config::has_weight || row.weight.aligned) && (!Config::has_bias || row.bias.aligned)) {
+#pragma unroll
+    for (int k = 0; k < Count; ++k) {
+      if constexpr (Config::has_weight) affine[k].weight.load_aligned(row.weight.part + column + k * stride);
+      if constexpr (Config::has_bias) affine[k].bias.load_aligned(row.bias.part + column + k * stride);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < Count; ++k) affine[k].load(row, column + k * stride, columns);
+  }
+}
+
 // What a row's y is computed from beside its elements.
 struct Normalization {
   Moments moments;
@@ -95,14 +113,27 @@ TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, cons
 // Adds up deviations and their squares.
 template <int N>
 TRTC_DEVICE void add_deviations(float (&sums)[2], const float (&deviation)[N]) {
-  float of_vec[2] = {0.0f, 0.0f};
+  float of_vec[2] = {deviation[0], deviation[0] * deviation[0]};
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
+  for (int i = 1; i < N; ++i) {
     of_vec[0] += deviation[i];
     of_vec[1] = fused_multiply_add(deviation[i], deviation[i], of_vec[1]);
   }
   sums[0] += of_vec[0];
   sums[1] += of_vec[1];
+}
+
+// Of a row whose CTAs have told each other {shift, deviations, squares}, or {squares} where it is not centred.
+template <class Config, class Params>
+TRTC_DEVICE Normalization normalization_of(const Params& params, const float* told, float scale, int thread) {
+  Normalization found{{0.0f, 0.0f, 0.0f}, {0.0f, 0.0f}, scale};
+  if constexpr (Config::centred) {
+    found.moments = row_moments<Config>(told[0], told[1], told[2], thread);
+  } else {
+    found.moments.squares = reduce_lanes<Sum, Config::ctas_per_row>(told[0]);
+  }
+  found.rstd = rstd_of(found.moments.squares, 1.0f / Config::hidden, params.eps);
+  return found;
 }
 
 template <class Config, class Params>
@@ -115,6 +146,17 @@ TRTC_DEVICE void tell_statistics(const Params& params, const Place<Config>& plac
   if constexpr (Config::has_rstd) {
     if (tells) static_cast<float*>(params.rstd)[row] = found.rstd.high;
   }
+}
+
+// The scale of a row whose CTAs have told each other their largest magnitudes. A row of zeros has the scale 1.
+template <class Config, class Params>
+TRTC_DEVICE float tell_row_scale(const Params& params, const Place<Config>& place, int64 row, float told) {
+  const float row_amax = reduce_lanes<Maximum, Config::ctas_per_row>(told);
+  const float most = largest<typename Config::Output>();
+  if (place.thread == 0 && place.rank == 0 && place.exists(row, params.rows)) {
+    static_cast<float*>(params.row_scale)[row] = row_amax == 0.0f ? 1.0f : divide(row_amax, most);
+  }
+  return row_amax == 0.0f ? 1.0f : divide(most, row_amax);
 }
 
 // The largest magnitude, of all threads, and the inverse of the scale, if they are asked for.
@@ -200,31 +242,22 @@ TRTC_DEVICE void norm_forward(const Params& params) {
   using Residual = typename Config::Residual;
   using Output = typename Config::Output;
   using Held = typename Config::Held;
-  using Reduction =
-      RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
-                   Config::centred ? 3 : 1, Config::repeats, Config::repeats || Config::row_scaled ? 2 : 1>;
+  constexpr int values = Config::centred ? 3 : 1;
+  using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
+                                 values, Config::repeats, Config::repeats || Config::row_scaled ? 2 : 1>;
   constexpr int N = Config::vector;
   constexpr int threads = Config::threads;
+  constexpr int steps = Config::steps;
   constexpr bool exact = Config::exact;
-  constexpr bool in_shared = Config::in_shared;
   constexpr bool one_chunk = Config::chunks == 1;
   constexpr bool has_affine = Config::has_weight || Config::has_bias;
   constexpr int affine_bytes = (Config::has_weight ? sizeof(typename Config::Weight) : 0) +
                                (Config::has_bias ? sizeof(typename Config::Bias) : 0);
   // Fetched before the sum, the weight's latency is hidden behind the row's; more than this much would not fit beside
   // it.
-  constexpr bool early_affine = has_affine && one_chunk && !in_shared && Config::steps * N * affine_bytes <= 64;
-  // Vecs of the weight that are on their way while others are used, the first ones while the sum is exchanged: hides
-  // the L2 cache's latency.
-  #ifdef TRTC_FL
-  constexpr int in_flight = TRTC_FL;
-#else
-  constexpr int in_flight = Config::steps == 8 && !Config::repeats ? 4 : Config::steps > 1 ? 2 : 1;
-#endif
-  constexpr int held = in_shared ? 1 : Config::steps;  // Vecs in registers
-  // A row that is centred is read three times: its elements stay in registers as floats, but where shared memory holds
-  // them at hand, and registers are better spent on more rows in flight.
-  constexpr bool unpacked = Config::centred && one_chunk && !in_shared;
+  constexpr bool early_affine = has_affine && one_chunk && steps * N * affine_bytes <= 64;
+  // A row that is centred is read three times: its elements stay in registers as floats.
+  constexpr bool unpacked = Config::centred && one_chunk;
 
   TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = Place<Config>::here();
@@ -245,60 +278,47 @@ TRTC_DEVICE void norm_forward(const Params& params) {
     affine_row.begin(params, head_of<Config::per_head>(params, row) * Config::hidden + place.first_column, shared);
 
     // ---- The row, and its sum of squares; or its sum, where it is centred.
-    Vec<Held, N> value[held];
-    float element[unpacked ? Config::steps * N : 1];
-    Vec<Residual, N> added[held];
-    Affine<Config> affine[held];
+    Vec<Held, N> value[steps];
+    float element[unpacked ? steps * N : 1];
+    Vec<Residual, N> added[steps];
+    Affine<Config> affine[steps];
     OutputRow<Held, Config> sum_out;
     begin_sum(sum_out, params, row, place, shared);
     const Input* x = inputs.x.of(params, row);
     const Residual* residual = nullptr;
     if constexpr (inputs.has_residual) residual = inputs.residual.of(params, row);
-    if constexpr (in_shared) {
-      inputs.fetch(params, shared, place, row, columns);
-      wait_async();
-    }
     float sum = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < Config::slice; first += Config::chunk) {
-      if constexpr (!in_shared) {
 #pragma unroll
-        for (int k = 0; k < Config::steps; ++k) {
-          const int column = first + (k * threads + thread) * N;
-          const int count = exact ? N : columns - column;
-          if constexpr (Config::added_before) {
-            Vec<Input, N> input;
-            input.load(x + column, count, inputs.x.aligned);
+      for (int k = 0; k < steps; ++k) {
+        const int column = first + (k * threads + thread) * N;
+        const int count = exact ? N : columns - column;
+        if constexpr (Config::added_before) {
+          Vec<Input, N> input;
+          input.load(x + column, count, inputs.x.aligned);
+          added[k].load(residual + column, count, inputs.residual.aligned);
+          value[k] = sum_of_vecs<Held>(input, added[k]);
+          sum_out.put(value[k], column, first, columns);
+        } else {
+          value[k].load(x + column, count, inputs.x.aligned);
+          if constexpr (Config::added_after && one_chunk) {
             added[k].load(residual + column, count, inputs.residual.aligned);
-            value[k] = sum_of_vecs<Held>(input, added[k]);
-            sum_out.put(value[k], column, first, columns);
-          } else {
-            value[k].load(x + column, count, inputs.x.aligned);
-            if constexpr (Config::added_after && one_chunk) {
-              added[k].load(residual + column, count, inputs.residual.aligned);
-            }
           }
-          if constexpr (early_affine) affine[k].load(affine_row, column, columns);
         }
+        if constexpr (early_affine) affine[k].load(affine_row, column, columns);
       }
       float chunk_sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < Config::steps; ++k) {
-        if constexpr (in_shared) value[0] = inputs.first_held_at(sum_out, k, (k * threads + thread) * N, columns);
-        chunk_sum += Config::centred ? sum_of(value[k % held]) : sum_of_squares(value[k % held]);
+      for (int k = 0; k < steps; ++k) {
+        chunk_sum += Config::centred ? sum_of(value[k]) : sum_of_squares(value[k]);
         if constexpr (unpacked) {
 #pragma unroll
-          for (int i = 0; i < N; ++i) element[k * N + i] = value[k % held].get(i);
+          for (int i = 0; i < N; ++i) element[k * N + i] = value[k].get(i);
         }
       }
       sum += chunk_sum;
       if constexpr (Config::added_before) sum_out.finish(first, columns, thread, !one_chunk || Config::repeats);
-    }
-
-    Affine<Config> ahead[in_flight];
-    if constexpr (in_shared && has_affine && !Config::row_scaled) {
-#pragma unroll
-      for (int k = 0; k < in_flight; ++k) ahead[k].load(affine_row, (k * threads + thread) * N, columns);
     }
 
     // ---- Its statistics
@@ -312,31 +332,27 @@ TRTC_DEVICE void norm_forward(const Params& params) {
       again = x;
       again_aligned = inputs.x.aligned;
     }
-    Normalization found{{0.0f, 0.0f, 0.0f}, {0.0f, 0.0f}, scale};
+    float total[1] = {sum};
+    reduction.template reduce_in_cta<Sum, 0>(total);
+    float told[values];
     float shift = 0.0f;
     if constexpr (Config::centred) {
-      float total[1] = {sum};
-      reduction.template reduce_in_cta<Sum, 0>(total);
       shift = shift_of<Config>(total[0], place.rank);
       float sums[2] = {0.0f, 0.0f};
 #pragma unroll 1
       for (int first = 0; first < Config::slice; first += Config::chunk) {
         float of_chunk[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int k = 0; k < Config::steps; ++k) {
+        for (int k = 0; k < steps; ++k) {
           const int column = first + (k * threads + thread) * N;
-          if constexpr (in_shared && !unpacked) {
-            value[0] = inputs.held_at(shared, place, column);
-          } else if constexpr (!one_chunk) {
-            value[k].load(again + column, columns - column, again_aligned);
-          }
+          if constexpr (!one_chunk) value[k].load(again + column, columns - column, again_aligned);
           float deviation[N];
 #pragma unroll
           for (int i = 0; i < N; ++i) {
             if constexpr (unpacked) {
               deviation[i] = element[k * N + i] - shift;
             } else {
-              deviation[i] = value[k % held].get(i) - shift;
+              deviation[i] = value[k].get(i) - shift;
             }
           }
           Config::clear_outside(deviation, k, column, columns);
@@ -350,16 +366,14 @@ TRTC_DEVICE void norm_forward(const Params& params) {
         sums[1] += of_chunk[1];
       }
       reduction.template reduce_in_cta<Sum, 1>(sums);
-      float gathered[3] = {shift, sums[0], sums[1]};
-      reduction.gather(gathered);
-      found.moments = row_moments<Config>(gathered[0], gathered[1], gathered[2], thread);
+      told[0] = shift;
+      told[1] = sums[0];
+      told[2] = sums[1];
     } else {
-      float squares[1] = {sum};
-      reduction.template reduce_in_cta<Sum, 0>(squares);
-      reduction.gather(squares);
-      found.moments.squares = reduce_lanes<Sum, Config::ctas_per_row>(squares[0]);
+      told[0] = total[0];
     }
-    found.rstd = rstd_of(found.moments.squares, 1.0f / Config::hidden, params.eps);
+    reduction.gather(told);
+    Normalization found = normalization_of<Config>(params, told, scale, thread);
     tell_statistics<Config>(params, place, row, found);
 
     // ---- y: once, or where each row has a scale, first its largest magnitude
@@ -374,24 +388,14 @@ TRTC_DEVICE void norm_forward(const Params& params) {
 #pragma unroll 1
       for (int first = 0; first < Config::slice; first += Config::chunk) {
 #pragma unroll
-        for (int k = 0; k < Config::steps; ++k) {
+        for (int k = 0; k < steps; ++k) {
           const int column = first + (k * threads + thread) * N;
           const int count = exact ? N : columns - column;
-          if constexpr (in_shared) {
-            if constexpr (!unpacked) value[0] = inputs.held_at(shared, place, column);
-            if constexpr (Config::added_after) added[0] = inputs.residual.at(column);
-          } else if constexpr (!one_chunk) {
+          if constexpr (!one_chunk) {
             value[k].load(again + column, count, again_aligned);
             if constexpr (Config::added_after) added[k].load(residual + column, count, inputs.residual.aligned);
           }
-          if constexpr (has_affine && in_shared && !Config::row_scaled) {
-            affine[0] = ahead[k % in_flight];
-            if (k + in_flight < Config::steps) {
-              ahead[k % in_flight].load(affine_row, column + in_flight * threads * N, columns);
-            }
-          } else if constexpr (has_affine && !early_affine) {
-            affine[k % held].load(affine_row, column, columns);
-          }
+          if constexpr (has_affine && !early_affine) affine[k].load(affine_row, column, columns);
           float x_or_deviation[N];
 #pragma unroll
           for (int i = 0; i < N; ++i) {
@@ -399,12 +403,12 @@ TRTC_DEVICE void norm_forward(const Params& params) {
               x_or_deviation[i] = element[k * N + i];
               if constexpr (Config::ctas_per_row > 1) x_or_deviation[i] += shift - found.moments.mean;
             } else {
-              x_or_deviation[i] = value[k % held].get(i) - found.moments.mean;
+              x_or_deviation[i] = value[k].get(i) - found.moments.mean;
             }
           }
           constexpr bool measures = Config::has_amax || Config::row_scaled;
-          const auto result = output_of<measures>(params, x_or_deviation, found, affine[k % held], added[k % held],
-                                                  column, columns, Config::has_amax ? amax : largest_in_row);
+          const auto result = output_of<measures>(params, x_or_deviation, found, affine[k], added[k], column,
+                                                  columns, Config::has_amax ? amax : largest_in_row);
           if (stores) y_out.put(result, column, first, columns);
         }
         if (stores) y_out.finish(first, columns, thread, !one_chunk || Config::repeats);
@@ -413,18 +417,183 @@ TRTC_DEVICE void norm_forward(const Params& params) {
         if (!stores) {
           float most[1] = {largest_in_row};
           reduction.template reduce_in_cta<Maximum, 2>(most);
-          float gathered[Config::centred ? 3 : 1] = {most[0]};
-          reduction.gather(gathered);
-          const float row_amax = reduce_lanes<Maximum, Config::ctas_per_row>(gathered[0]);
-          // A row of zeros has the scale 1.
-          found.scale = row_amax == 0.0f ? 1.0f : divide(largest<Output>(), row_amax);
-          if (thread == 0 && place.rank == 0 && place.exists(row, params.rows)) {
-            static_cast<float*>(params.row_scale)[row] = row_amax == 0.0f ? 1.0f : divide(row_amax, largest<Output>());
-          }
+          float of_ctas[values] = {most[0]};
+          reduction.gather(of_ctas);
+          found.scale = tell_row_scale<Config>(params, place, row, of_ctas[0]);
         }
       }
     }
     first_row += place.stride;
+    reduction.next_row();
+  } while (Config::repeats && first_row < params.rows);
+  tell_scaling<Config>(params, amax, scale);
+}
+
+// Rows in shared memory, `together` of them at a time: what is loaded and unpacked of the weight and bias serves all of
+// them, and so does every barrier. Past the last row they are that row again, which gets the same bits twice.
+template <class Config, class Params>
+TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
+  using Held = typename Config::Held;
+  using Output = typename Config::Output;
+  constexpr int N = Config::vector;
+  constexpr int threads = Config::threads;
+  constexpr int steps = Config::steps;
+  constexpr int together = Config::together;
+  constexpr int values = Config::centred ? 3 : 1;
+  using Reduction = RowReduction<threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
+                                 together * values, Config::repeats, Config::repeats || Config::row_scaled ? 2 : 1>;
+  constexpr bool has_affine = Config::has_weight || Config::has_bias;
+  // Vecs of the weight and bias that are on their way while others are used, the first ones while the rows come: hides
+  // the L2 cache's latency. All 8 gave LayerNorm of bfloat16, 65536, 0.869 of a copy instead of 0.790; larger CTAs have
+  // no registers for them, and where each serves several rows, half of them last as long.
+  constexpr bool all_ahead = Config::centred && together == 1 && threads <= 256;
+  constexpr int in_flight = steps == 8 && !Config::repeats ? (all_ahead ? 8 : 4) : steps > 1 ? 2 : 1;
+
+  TRTC_DYNAMIC_SHARED(char, shared);
+  const auto place = Place<Config>::here();
+  const int thread = place.thread;
+  ForwardRows<Config> inputs[together];
+#pragma unroll
+  for (int r = 0; r < together; ++r) inputs[r].begin(params, place);
+  Reduction reduction;
+  reduction.begin(params, place.rank);
+  float scale = 1.0f;
+  if constexpr (Config::has_scale) scale = load_float(params.scale);
+  float amax = 0.0f;
+
+  int64 first_row = together * place.begin_row();
+  do {
+    int64 row[together];
+    char* slot[together];
+#pragma unroll
+    for (int r = 0; r < together; ++r) {
+      row[r] = together == 1 ? first_row + place.row_in_cta : min(first_row + r, params.rows - 1);
+      slot[r] = shared + r * Config::slot_bytes;
+    }
+    const int columns = place.columns(row[0], params.rows);
+#pragma unroll
+    for (int r = 0; r < together; ++r) inputs[r].fetch(params, slot[r], place, row[r], columns);
+    AffineRow<Config> affine_row;
+    affine_row.begin(params, head_of<Config::per_head>(params, row[0]) * Config::hidden + place.first_column, shared);
+    Affine<Config> ahead[in_flight];
+    if constexpr (has_affine && !Config::row_scaled) load_first(ahead, affine_row, thread, columns);
+    wait_async();
+
+    // ---- Each row's sum of squares; or its sum, where it is centred. Shared memory has its elements at hand each time
+    // that they are read: registers are better spent on more rows in flight.
+    float total[together];
+#pragma unroll
+    for (int r = 0; r < together; ++r) {
+      OutputRow<Held, Config> sum_out;
+      begin_sum(sum_out, params, row[r], place, slot[r]);
+      total[r] = 0.0f;
+#pragma unroll
+      for (int k = 0; k < steps; ++k) {
+        const Vec<Held, N> value = inputs[r].first_held_at(sum_out, k, (k * threads + thread) * N, columns);
+        total[r] += Config::centred ? sum_of(value) : sum_of_squares(value);
+      }
+      if constexpr (Config::added_before) sum_out.finish(0, columns, thread, Config::repeats);
+    }
+
+    // ---- Their statistics
+    reduction.template reduce_in_cta<Sum, 0>(total);
+    float told[together * values];
+    float shift[together];
+    if constexpr (Config::centred) {
+      float sums[together * 2];
+#pragma unroll
+      for (int r = 0; r < together; ++r) {
+        shift[r] = shift_of<Config>(total[r], place.rank);
+        float of_row[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int k = 0; k < steps; ++k) {
+          const int column = (k * threads + thread) * N;
+          const Vec<Held, N> value = inputs[r].held_at(slot[r], place, column);
+          float deviation[N];
+#pragma unroll
+          for (int i = 0; i < N; ++i) deviation[i] = value.get(i) - shift[r];
+          Config::clear_outside(deviation, k, column, columns);
+          add_deviations(of_row, deviation);
+        }
+        sums[r * 2] = of_row[0];
+        sums[r * 2 + 1] = of_row[1];
+      }
+      reduction.template reduce_in_cta<Sum, 1>(sums);
+#pragma unroll
+      for (int r = 0; r < together; ++r) {
+        told[r * values] = shift[r];
+        told[r * values + 1] = sums[r * 2];
+        told[r * values + 2] = sums[r * 2 + 1];
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < together; ++r) told[r] = total[r];
+    }
+    reduction.gather(told);
+    Normalization found[together];
+#pragma unroll
+    for (int r = 0; r < together; ++r) {
+      found[r] = normalization_of<Config>(params, told + r * values, scale, thread);
+      tell_statistics<Config>(params, place, row[r], found[r]);
+    }
+
+    // ---- y: once, or where each row has a scale, first its largest magnitude
+    OutputRow<Output, Config> y_out[together];
+#pragma unroll
+    for (int r = 0; r < together; ++r) {
+      y_out[r].begin({params.out, params.out_outer_stride, params.out_inner_stride}, params, row[r], place,
+                     slot[r] + Config::out_at);
+    }
+    constexpr int passes = Config::row_scaled ? 2 : 1;
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+      const bool stores = pass + 1 == passes;
+      float largest_in_row[together] = {};
+#pragma unroll
+      for (int k = 0; k < steps; ++k) {
+        const int column = (k * threads + thread) * N;
+        Affine<Config> affine;
+        if constexpr (has_affine && !Config::row_scaled) {
+          affine = ahead[k % in_flight];
+          if (k + in_flight < steps) {
+            ahead[k % in_flight].load(affine_row, column + in_flight * threads * N, columns);
+          }
+        } else if constexpr (has_affine) {
+          affine.load(affine_row, column, columns);
+        }
+#pragma unroll
+        for (int r = 0; r < together; ++r) {
+          const Vec<Held, N> value = inputs[r].held_at(slot[r], place, column);
+          Vec<typename Config::Residual, N> added;
+          if constexpr (Config::added_after) added = inputs[r].residual.at(column);
+          float x[N];
+#pragma unroll
+          for (int i = 0; i < N; ++i) x[i] = value.get(i) - found[r].moments.mean;
+          constexpr bool measures = Config::has_amax || Config::row_scaled;
+          const auto result = output_of<measures>(params, x, found[r], affine, added, column, columns,
+                                                  Config::has_amax ? amax : largest_in_row[r]);
+          if (stores) y_out[r].put(result, column, 0, columns);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < together; ++r) {
+        if (stores) y_out[r].finish(0, columns, thread, Config::repeats);
+      }
+      if constexpr (Config::row_scaled) {
+        if (!stores) {
+          reduction.template reduce_in_cta<Maximum, 2>(largest_in_row);
+          float of_ctas[together * values] = {};
+#pragma unroll
+          for (int r = 0; r < together; ++r) of_ctas[r] = largest_in_row[r];
+          reduction.gather(of_ctas);
+#pragma unroll
+          for (int r = 0; r < together; ++r) {
+            found[r].scale = tell_row_scale<Config>(params, place, row[r], of_ctas[r]);
+          }
+        }
+      }
+    }
+    first_row += together * place.stride;
     reduction.next_row();
   } while (Config::repeats && first_row < params.rows);
   tell_scaling<Config>(params, amax, scale);

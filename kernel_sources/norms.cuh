@@ -39,6 +39,9 @@ struct NormConfig : Traits {
   static_assert(!Traits::in_shared || Traits::chunks == 1, "shared memory holds a whole slice");
   static_assert(!Traits::ragged || (Traits::stages > 0 && Traits::lag == 0 && Traits::rows_per_cta == 1),
                 "what a CTA keeps of the weight is of one shift at a time");
+  static_assert(Traits::together == 1 ||
+                    (Traits::in_shared && Traits::stages == 0 && Traits::rows_per_cta == 1 && !Traits::per_head),
+                "rows that a CTA works on together share their weight");
 
   // Whether element i of a Vec, the first of which is a part's `column`, is one of its `columns`.
   static TRTC_DEVICE bool within(int i, int column, int columns) {
@@ -164,9 +167,9 @@ TRTC_DEVICE float sum_of_squares(const Vec<T, N>& value) {
 
 template <class T, int N>
 TRTC_DEVICE float sum_of(const Vec<T, N>& value) {
-  float sum = 0.0f;
+  float sum = value.get(0);
 #pragma unroll
-  for (int i = 0; i < N; ++i) sum += value.get(i);
+  for (int i = 1; i < N; ++i) sum += value.get(i);
   return sum;
 }
 

@@ -519,7 +519,7 @@ def _backward(operator: str, rows: int, hidden: int, *types: Any, **options: Any
     return Case(rows, hidden, x, weight, out, options.pop("rstd", False), operator, dy=dy, **options)
 
 
-def _config(threads: int, rows: int, vector: int, steps: int, ctas: int = 1, stages: int = 0, **ways: bool) -> Any:
+def _config(threads: int, rows: int, vector: int, steps: int, ctas: int = 1, stages: int = 0, **ways: int) -> Any:
     return NormConfig(threads, rows, vector, steps, ctas, stages=stages, **ways)
 
 
@@ -564,6 +564,17 @@ def _trials() -> Iterator[AnyTrial]:
     yield Trial(
         _forward(layer_add, 35, 500, f16, f32, None, f16, residual=f16, margin=1, heads=5),
         _config(64, 1, 4, 2, **shared),
+    )
+    # Rows together.
+    two = {**both, "together": 2}
+    yield Trial(
+        _forward(layer, 5, 4096, bf16, bf16, bf16, bf16, weight_offset=0.25), _config(64, 1, 8, 8, **shared, together=2)
+    )
+    yield Trial(_forward(layer, 7, 1000, f32, f32, f16, e4m3, scaling=DELAYED), _config(64, 1, 4, 2, 2, **two))
+    yield Trial(
+        _forward(add_rms, 5, 1000, bf16, bf16, None, bf16, residual=bf16),
+        _config(64, 1, 4, 2, 2, **shared, together=2),
+        80,
     )
     # Ragged.
     yield Trial(_forward(rms, 3, 1021, bf16, bf16, None, bf16), _config(64, 1, 8, 2, **shared))

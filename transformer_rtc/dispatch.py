@@ -170,7 +170,7 @@ class LaunchRule(NamedTuple):
     threads : int
         Of a CTA.
     rows_per_cta, ctas_per_row : int
-        One of them is 1.
+        So many CTAs have so many rows at a time.
     clusters : bool
         Whether the CTAs of a row are a cluster; else, if there are several, the launch is cooperative.
     dynamic_shared_memory : int

@@ -787,6 +787,9 @@ NORMS = {
     "norm_staged": Norm(
         Case(3, 252, FLOAT32, FLOAT32, FLOAT32, False), NormConfig(32, 1, 4, 2, in_shared=True), groups=3
     ),
+    "norm_together": Norm(
+        Case(5, 256, FLOAT32, FLOAT32, FLOAT32, True), NormConfig(64, 1, 4, 1, in_shared=True, together=2), groups=3
+    ),
     "norm_misaligned": Norm(Case(3, 251, FLOAT16, None, FLOAT16, False), NormConfig(32, 1, 8, 1), groups=3, shift=1),
     "norm_chunks": Norm(Case(2, 451, FLOAT16, FLOAT16, FLOAT16, False), NormConfig(32, 1, 4, 2), groups=2),
     "norm_cluster": Norm(
@@ -1914,7 +1917,7 @@ BUGS = (
     race(
         "a row is read from shared memory without a wait",
         "norm_staged",
-        ("      wait_async();\n      if constexpr (Config::ragged)", "      if constexpr (Config::ragged)"),
+        ("    wait_async();\n    if constexpr (Config::ragged)", "    if constexpr (Config::ragged)"),
         file="norm_forward.cu",
     ),
     fault(
@@ -1938,8 +1941,8 @@ BUGS = (
         "a ragged end is loaded as if it were whole",
         "norm",
         (
-            "const int count = exact ? N : columns - column;\n          if constexpr (Config::added_before) {\n",
-            "const int count = N;\n          if constexpr (Config::added_before) {\n",
+            "const int count = exact ? N : columns - column;\n        if constexpr (Config::added_before) {\n",
+            "const int count = N;\n        if constexpr (Config::added_before) {\n",
         ),
         file="norm_forward.cu",
     ),
@@ -1947,7 +1950,7 @@ BUGS = (
         "out_of_bounds",
         "a ragged end is copied as if it were whole",
         "norm_staged",
-        ("const int count = min(max(columns - column, 0), static_cast<int>(N));", "const int count = N;"),
+        ("const int count = min(max(columns - thread * N - at, 0), static_cast<int>(N));", "const int count = N;"),
         file="rows.cuh",
         at=("copy_async_part<Vec<T, N>::bytes>",),
     ),
@@ -1964,6 +1967,20 @@ BUGS = (
         "norm_rows",
         ("return Config::rows_per_cta == 1 || row < rows;", "return true;"),
         file="rows.cuh",
+    ),
+    fault(
+        "out_of_bounds",
+        "a row past the last one beside the last",
+        "norm_together",
+        ("min(first_row + r, params.rows - 1)", "first_row + r"),
+        file="norm_forward.cu",
+        at=("copy_async<Vec<T, N>::bytes>",),
+    ),
+    race(
+        "rows that are together share their slot",
+        "norm_together",
+        ("shared + r * Config::slot_bytes;", "shared;"),
+        file="norm_forward.cu",
     ),
     fault(
         "misaligned",

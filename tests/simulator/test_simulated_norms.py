@@ -205,6 +205,60 @@ def test_forward_rows_in_turn_where_each_cta_has_several(operator, rows, hidden,
             hold(devices(architecture, seeds=(), multiprocessors=1), case, rng, layouts)
 
 
+# ---- Rows together ---------------------------------------------------------------------------------------------------
+
+# The operator, its columns, the types of x and of the output, (threads, vector, steps, CTAs) and together, and options.
+TOGETHER = (
+    ("layer_norm", 4096, BFLOAT16, BFLOAT16, (64, 8, 8, 1), 2, {"weight_offset": 1.0}),
+    ("layer_norm", 1000, BFLOAT16, FLOAT32, (64, 8, 2, 1), 2, {"weight": FLOAT32, "bias": FLOAT16}),
+    ("layer_norm", 2048, FLOAT16, FLOAT16, (64, 4, 2, 4), 2, {"bias": FLOAT16}),
+    ("layer_norm", 2000, FLOAT32, FLOAT32, (64, 4, 2, 4), 3, {"bias": FLOAT32, "weight": None}),
+    ("layer_norm", 1024, BFLOAT16, FLOAT8_E4M3, (64, 8, 1, 2), 2, {"bias": BFLOAT16, "scaling": DELAYED}),
+    ("rms_norm", 1000, FLOAT32, FLOAT8_E5M2, (64, 4, 4, 1), 2, {"scaling": DELAYED}),
+    ("layer_norm", 1000, BFLOAT16, INT8, (64, 8, 1, 2), 2, {"scaling": BY_ROW}),
+    ("add_layer_norm", 1000, FLOAT16, FLOAT16, (64, 8, 2, 1), 2, {"bias": FLOAT32}),
+    ("layer_norm_add", 1000, BFLOAT16, FLOAT32, (64, 4, 2, 2), 2, {"weight": FLOAT32}),
+    ("add_rms_norm", 999, BFLOAT16, BFLOAT16, (64, 8, 2, 1), 2, {}),
+    ("layer_norm", 999, FLOAT16, FLOAT16, (64, 8, 1, 2), 2, {"bias": FLOAT16}),
+    ("layer_norm", 1000, BFLOAT16, BFLOAT16, (64, 8, 2, 1), 2, {"margin": 1}),
+)
+
+
+@pytest.mark.parametrize(("operator", "hidden", "dtype", "out", "divided_by", "together", "options"), TOGETHER)
+def test_rows_together_have_the_bits_that_each_has_alone(
+    operator, hidden, dtype, out, divided_by, together, options, rng
+):
+    threads, vector, steps, ctas = divided_by
+    layouts = (ALIGNED, MISALIGNED, SECOND_MISALIGNED)
+    for architecture, clusters in ((90, ctas > 1), *(((80, False),) if ctas > 1 else ())):
+        config = NormConfig(threads, 1, vector, steps, ctas, clusters, in_shared=True, together=together)
+        on = devices(architecture, seeds=(), multiprocessors=2)
+        # The last ones of the rows are whole, or fewer; and more than the CTAs take at once, where they take turns.
+        for rows in (1, 2 * together, 14 * together - 1):
+            case = forward_case(operator, rows, hidden, dtype, out=out, **options)
+            given = calls.make_inputs(rng, case)
+            with configured(operator, config):
+                found = hold(on, case, rng, layouts, given)
+                if out is dtype:
+                    for device, layout in itertools.product(on, layouts):
+                        assert_same_bits(run(device, case, given, layout, {"out": "x"}), found, f"in place, {layout}")
+            with configured(operator, dataclasses.replace(config, together=1)):
+                assert_same_bits(run(on[1], case, given), found, f"{rows} rows, each alone")
+
+
+def test_rows_are_together_only_where_they_share_a_weight_and_vectors_fit_them():
+    case = forward_case("layer_norm", 4, 65536, BFLOAT16, bias=BFLOAT16)
+    alone = {
+        "heads": {"heads": 2},
+        "a scale of each row": {"out": INT8, "scaling": BY_ROW},
+        "a residual": {"operator": "add_layer_norm", "residual": BFLOAT16},
+        "no vector": {"hidden": 65535},
+    }
+    assert case.specialise(ARCHITECTURES[90])[0].config.together == 2
+    for what, change in alone.items():
+        assert case._replace(**change).specialise(ARCHITECTURES[90])[0].config.together == 1, what
+
+
 # ---- Heads ---------------------------------------------------------------------------------------------------------
 
 

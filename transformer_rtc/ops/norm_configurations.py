@@ -32,11 +32,13 @@ class NormConfig(RowDivision):
     stages : int
         0: a CTA has one row, or one of each of its groups of threads. Else it takes rows in turn through a ring of so
         many slots in shared memory: one is worked on while the others are on their way.
+    together : int
+        Rows in shared memory that the same threads work on at a time: they share what is loaded of the weight and bias.
     """
 
     in_shared: bool = False
     stages: int = 0
-    fl: int = 0
+    together: int = 1
 
     @property
     def chunk(self) -> int:
@@ -58,7 +60,8 @@ class NormConfig(RowDivision):
     @property
     def symbol(self) -> str:
         held = f"_stages{self.stages}" if self.stages else "_shared" if self.in_shared else ""
-        return f"{super().symbol}{held}" + (f"_fl{self.fl}" if self.fl else "")
+        together = f"_together{self.together}" if self.together > 1 else ""
+        return f"{super().symbol}{held}{together}"
 
 
 def _power_of_two(value: int) -> int:
@@ -89,7 +92,7 @@ class _Entry(NamedTuple):
         Of a CTA.
     in_shared : bool
         Whether rows are held in shared memory rather than in registers.
-    stages : int
+    stages, together : int
         As `NormConfig` has them.
     """
 
@@ -100,13 +103,15 @@ class _Entry(NamedTuple):
     rows: int = 1
     in_shared: bool = False
     stages: int = 0
+    together: int = 1
 
 
 # By the norm and the bytes of the widest element. Each line is the fastest of 10 to 60 configurations of its size on an
 # H200 with the L2 flushed; behind it, the ratio to the best copy with as many reads and writes of the same run. What
 # decides: few elements of a thread leave registers for more rows in flight, many make reductions cheap; a row in shared
-# memory is in flight without registers; and from some length on, the CTAs of a cluster are held up by each other unless
-# they take rows in turn.
+# memory is in flight without registers; from some length on, the CTAs of a cluster are held up by each other unless
+# they take rows in turn; and two long rows together read and unpack weight and bias once, which are as many bytes as a
+# row and its y.
 _FORWARD = {
     ("rms_norm", 2): (
         _Entry(32, 1, 16, 2, 8, True, 4),  # 256: 1.025; without turns 0.989
@@ -143,10 +148,10 @@ _FORWARD = {
         _Entry(512, 1, 64, 8, in_shared=True),  # 4096: 0.956
         _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.905
         _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.883
-        _Entry(4096, 1, 1024, 4, in_shared=True, stages=2),  # 32768: 0.840; a cluster of 4 without turns 0.762
-        _Entry(8192, 8, 128, 8, in_shared=True),  # 65536: 0.765
-        _Entry(16384, 4, 512, 8, in_shared=True),  # 131072: 0.844
-        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.663
+        _Entry(4096, 2, 256, 8, in_shared=True, together=2),  # 32768: one row 0.916
+        _Entry(8192, 8, 128, 8, in_shared=True, together=2),  # 65536: one row 0.869
+        _Entry(16384, 8, 256, 8, in_shared=True, together=2),  # 131072
+        _Entry(32768, 16, 256, 8, in_shared=True, together=2),  # 262144
     ),
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 4),  # 256: 1.04
@@ -324,7 +329,8 @@ class _Division:
             threads = min(threads, 32 * math.ceil(share / (32 * steps)))
         if rows == 1 and (entry.stages or ctas > 1):
             threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
-        return NormConfig(threads, rows, vector, steps, ctas, clusters and ctas > 1, in_shared, entry.stages)
+        clusters = clusters and ctas > 1
+        return NormConfig(threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, entry.together)
 
     def _ragged_steps(self, entry: _Entry) -> tuple[int, int]:
         """Return the steps and threads that leave the fewest vectors of a CTA empty; the most steps of those."""
@@ -387,7 +393,7 @@ def configure(
     limits : DeviceLimits
         Of the device.
     in_turn : bool
-        Whether a CTA may take rows in turn through a ring.
+        Whether a CTA may take rows in turn through a ring, or several together: they have one weight.
     """
     division = _Division(hidden, rows, output)
 
@@ -395,7 +401,8 @@ def configure(
         if config.stages:
             return in_turn and Slot(config, hidden, rows, columns, output).bytes + RESERVED_SHARED <= shared
         staged = config.chunk * (sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != rows[-1].bytes))
-        return not config.in_shared or (not config.ragged(hidden) and staged + RESERVED_SHARED <= shared)
+        fits_in = config.together * staged + RESERVED_SHARED <= shared
+        return not config.in_shared or (not config.ragged(hidden) and fits_in)
 
     shared = limits.shared_memory_per_cta
     entries: tuple[_Entry, ...] = _FORWARD[norm, division.bytes]
@@ -406,6 +413,9 @@ def configure(
         # RMSNorm of floats is faster in registers (4097: 0.90, ragged 0.83).
         first = _UNEVEN_FORWARD if (norm, division.bytes) == ("rms_norm", 4) else ()
         entries = (*first, *ragged, *_UNEVEN_FORWARD, *entries)
+    # A row of two arrays is as much in flight as two rows.
+    if not in_turn or len(rows) > 1 or hidden % division.full:
+        entries = tuple(entry._replace(together=1) for entry in entries)
     found = _choose((*entries, *_FORWARD_ELSEWHERE), division, limits, 2, fits)
     if found is not None:
         return found

@@ -69,9 +69,10 @@ class _RowSpec(KernelSpec):
             "chunks": self.chunks,
             "stages": config.stages,
             "lag": config.lag(self.hidden),
+            "together": config.together,
         }
         return (
-            (f"#define TRTC_FL {config.fl}\n" if config.fl else "") + f'#include "{source}"\n\n'
+            f'#include "{source}"\n\n'
             f"{self.params.text('Params')}\n"
             f"{traits(types, flags | ways, numbers | sizes)}"
             f"{entry(self.symbol, f'{template}<trtc::NormConfig<Traits>>', bounds)}"
@@ -81,7 +82,7 @@ class _RowSpec(KernelSpec):
         config = self.config
         return LaunchRule(
             threads=config.threads,
-            rows_per_cta=config.rows_per_cta,
+            rows_per_cta=config.rows_per_cta * config.together,
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
             dynamic_shared_memory=dynamic_shared_memory,
@@ -177,7 +178,7 @@ class ForwardSpec(_RowSpec):
         return self.residual if self.residual and self.adds == "before" else self.input
 
     def _layout(self) -> tuple[dict[str, int], int]:
-        """Return where things are in shared memory, and its bytes."""
+        """Return where a row's things are in its part of shared memory, and the bytes of all."""
         columns = present(weight=self.weight, bias=self.bias)
         if self.config.stages:
             rows = [self.input, *((self.residual,) if self.residual else ())]
@@ -199,8 +200,8 @@ class ForwardSpec(_RowSpec):
             if self.adds == "before":
                 sum_at = regions.add(self._held)
             out_at = regions.add(self.output)
-        at = {"residual_at": residual_at, "sum_at": sum_at, "out_at": out_at}
-        return at | {f"{name}_at": 0 for name in columns}, regions.bytes
+        at = {"residual_at": residual_at, "sum_at": sum_at, "out_at": out_at, "slot_bytes": regions.bytes}
+        return at | {f"{name}_at": 0 for name in columns}, self.config.together * regions.bytes
 
     @property
     def program(self) -> str:
@@ -224,12 +225,12 @@ class ForwardSpec(_RowSpec):
             "repeats": self.repeats or self.config.stages > 0 or self.config.exchange == "grid",
         }
         flags |= {f"has_{name}": name in self.stores for name in ("mean", "rstd", "amax", "scale_inv")}
-        template = "norm_forward_in_turn" if self.config.stages else "norm_forward"
-        return self._program("norm_forward.cu", template, types, flags, *self._layout())
+        way = "_in_turn" if self.config.stages else "_in_shared" if self.config.in_shared else ""
+        return self._program("norm_forward.cu", f"norm_forward{way}", types, flags, *self._layout())
 
     @property
     def launch_rule(self) -> LaunchRule:
-        values = 3 if self.norm == "layer_norm" else 1
+        values = self.config.together * (3 if self.norm == "layer_norm" else 1)
         return self._rule(values, self._layout()[1], 0, self.repeats or self.config.stages > 0)
 
 
