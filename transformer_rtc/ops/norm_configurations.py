@@ -123,7 +123,7 @@ _FORWARD = {
         _Entry(2048, 1, 512, 4, in_shared=True),  # 16384: 0.966
         _Entry(4096, 1, 1024, 4, in_shared=True),  # 32768: 0.971
         _Entry(8192, 4, 512, 4, in_shared=True),  # 65536: 0.965
-        _Entry(16384, 4, 512, 8, in_shared=True),  # 131072: 0.960; in turn 0.937
+        _Entry(16384, 4, 512, 8, in_shared=True),  # 131072: 0.972; in turn 0.937
         _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.932; without turns 0.881
     ),
     ("rms_norm", 4): (
@@ -143,15 +143,15 @@ _FORWARD = {
     ("layer_norm", 2): (
         _Entry(32, 1, 16, 2, 8),  # 256: 0.981
         _Entry(64, 1, 16, 4, 8),  # 512: 0.892; in turn 0.866
-        _Entry(128, 1, 32, 4, in_shared=True),  # 1024: 0.954; four rows a CTA 0.924
+        _Entry(128, 1, 32, 4, in_shared=True, together=2),  # 1024: 0.956; four rows apart 0.924
         _Entry(256, 1, 64, 4),  # 2048: 0.930
         _Entry(512, 1, 64, 8, in_shared=True),  # 4096: 0.956
         _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.905
-        _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.883
-        _Entry(4096, 2, 256, 8, in_shared=True, together=2),  # 32768: one row 0.916
-        _Entry(8192, 8, 128, 8, in_shared=True, together=2),  # 65536: one row 0.869
-        _Entry(16384, 8, 256, 8, in_shared=True, together=2),  # 131072
-        _Entry(32768, 16, 256, 8, in_shared=True, together=2),  # 262144
+        _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.973; two rows by 512 threads 0.965
+        _Entry(4096, 2, 256, 8, in_shared=True, together=2),  # 32768: 0.962; one row 0.942
+        _Entry(8192, 8, 128, 8, in_shared=True),  # 65536: 0.890; three rows 0.809
+        _Entry(16384, 4, 512, 8, in_shared=True),  # 131072: 0.866; three rows 0.779
+        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.708
     ),
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 4),  # 256: 1.04
@@ -160,8 +160,8 @@ _FORWARD = {
         _Entry(512, 1, 64, 8, in_shared=True),  # 2048: 0.953
         _Entry(1024, 1, 256, 4),  # 4096: 0.959
         _Entry(2048, 1, 256, 8, in_shared=True),  # 8192: 0.963
-        _Entry(4096, 2, 512, 4, in_shared=True, stages=4),  # 16384: 0.946
-        _Entry(8192, 2, 1024, 4, in_shared=True, stages=3),  # 32768: 0.915
+        _Entry(4096, 2, 256, 8, in_shared=True),  # 16384: 0.977; in turn 0.946
+        _Entry(8192, 2, 1024, 4, in_shared=True, stages=3),  # 32768: 0.906; not in turn 0.900
         _Entry(16384, 4, 1024, 4, in_shared=True, stages=3),  # 65536: 0.932; without turns 0.821
         _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 131072: 0.922; without turns 0.739
         _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.889; without turns 0.646
@@ -260,16 +260,25 @@ _BACKWARD = {
         _Entry(65536, 16, 512, 8, 1, True, 1),  # 262144: 0.461
     ),
 }
-# Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.81 and 0.78, LayerNorm 0.69 and 0.65; float32: RMSNorm 0.93 and 0.84,
+# Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.82 and 0.78, LayerNorm 0.71 and 0.65; float32: RMSNorm 0.93 and 0.84,
 # LayerNorm 0.89 and 0.82.
-_RAGGED_BACKWARD = (
-    _Entry(2048, 1, 512, 6, 1, True, 2),
-    _Entry(4096, 2, 512, 6, 1, True, 2),
-    _Entry(8192, 4, 512, 6, 1, True, 2),
-    _Entry(16384, 8, 512, 6, 1, True, 2),
-    _Entry(32768, 16, 512, 6, 1, True, 2),
-    _Entry(65536, 16, 1024, 6, 1, True, 1),
-)
+_RAGGED_BACKWARD = {
+    2: (
+        _Entry(1024, 1, 512, 6, 1, True, 2),
+        _Entry(2048, 2, 512, 6, 1, True, 2),  # 12001: RMSNorm 0.78, by one CTA 0.74
+        _Entry(8192, 4, 512, 6, 1, True, 2),
+        _Entry(16384, 8, 512, 6, 1, True, 2),
+        _Entry(32768, 16, 512, 6, 1, True, 2),
+        _Entry(65536, 16, 1024, 6, 1, True, 1),
+    ),
+    4: (
+        _Entry(2048, 1, 512, 6, 1, True, 2),
+        _Entry(4096, 4, 512, 6, 1, True, 2),
+        _Entry(8192, 8, 512, 6, 1, True, 2),
+        _Entry(16384, 16, 512, 6, 1, True, 2),  # 50257: RMSNorm 0.86, by 8 CTAs 0.53
+        _Entry(65536, 16, 1024, 6, 1, True, 1),
+    ),
+}
 _UNEVEN_BACKWARD = {2: _Entry(1024, 1, 512, 2, 1, True, 2), 4: _Entry(2048, 1, 512, 4, 1, True, 2)}
 _BACKWARD_ELSEWHERE = (
     _Entry(1024, 1, 512, 2, 1, True, 3),
@@ -333,15 +342,14 @@ class _Division:
         return NormConfig(threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, entry.together)
 
     def _ragged_steps(self, entry: _Entry) -> tuple[int, int]:
-        """Return the steps and threads that leave the fewest vectors of a CTA empty; the most steps of those."""
+        """Return the most steps, and their threads, of those that leave about the fewest vectors of a CTA empty."""
         vectors = math.ceil(self.hidden / (self.full * entry.ctas)) + 1
-        return min(
-            (
-                (steps, min(max(_threads(vectors, steps), 64), entry.threads))
-                for steps in range(entry.steps, min(_LEAST_RAGGED_STEPS, entry.steps) - 1, -1)
-            ),
-            key=lambda division: division[0] * division[1],
-        )
+        found = [
+            (steps, min(max(_threads(vectors, steps), 64), entry.threads))
+            for steps in range(entry.steps, min(_LEAST_RAGGED_STEPS, entry.steps) - 1, -1)
+        ]
+        least = min(steps * threads for steps, threads in found)
+        return next(one for one in found if one[0] * one[1] * 16 <= least * 17)
 
     def _padded(self, ctas: int, steps: int) -> int:
         """Return the vectors of whole warps that hold a CTA's part of a row."""
@@ -469,7 +477,8 @@ def configure_backward(
 
     entries: tuple[_Entry, ...] = _BACKWARD[norm, division.bytes]
     if hidden % division.full and division.vectors > _UNEVEN_VECTORS:
-        entries = (*(_RAGGED_BACKWARD if division.ragged else (_UNEVEN_BACKWARD[division.bytes],)), *entries)
+        uneven = _RAGGED_BACKWARD[division.bytes] if division.ragged else (_UNEVEN_BACKWARD[division.bytes],)
+        entries = (*uneven, *entries)
     return _choose((*entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
 
 

@@ -48,6 +48,11 @@ class _RowSpec(KernelSpec):
     def options(self) -> tuple[str, ...]:
         return MINIMAL
 
+    @property
+    def _takes_registers(self) -> bool:
+        """Whether the compiler would spill to fit more CTAs than are fastest."""
+        return False
+
     def _program(
         self,
         source: str,
@@ -61,7 +66,7 @@ class _RowSpec(KernelSpec):
         bounds = str(config.threads)
         # Else the compiler spills, or does with few registers, to fit one more CTA: in a cooperative grid, which is
         # held back by its barrier anyway, or where shared memory has no place for it.
-        if config.exchange == "grid" or 2 * (shared_bytes + RESERVED_SHARED) > SHARED_OF_MULTIPROCESSOR:
+        if config.exchange == "grid" or self._takes_registers or 2 * (shared_bytes + RESERVED_SHARED) > SHARED_OF_MULTIPROCESSOR:
             bounds += ", 1"
         ways = {"clusters": config.clusters, "in_shared": config.in_shared, "ragged": config.ragged(self.hidden)}
         sizes = config.numbers | {
@@ -172,6 +177,10 @@ class ForwardSpec(_RowSpec):
                 *REALS,
             )
         )
+
+    @property
+    def _takes_registers(self) -> bool:
+        return self.config.ragged(self.hidden)
 
     @property
     def _held(self) -> DType:
