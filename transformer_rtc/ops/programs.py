@@ -151,6 +151,8 @@ def traits(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: Mappi
     """Return the struct Traits that says what a kernel is specialised for."""
     lines = [f"  using {name} = {dtype.text};" for name, dtype in types.items()]
     for kind, values in (("bool", flags), ("int", numbers)):
+        if not values:
+            continue  # an enum of nothing is warned of
         lines.append(f"  enum : {kind} {{")
         lines += [f"    {name} = {literal(value)}," for name, value in values.items()]
         lines.append("  };")
