@@ -31,6 +31,7 @@ TRTC_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 TRTC_DEVICE int64 cta_index() { return static_cast<int64>(blockIdx.x); }
 TRTC_DEVICE int64 cta_index_y() { return static_cast<int64>(blockIdx.y); }
 TRTC_DEVICE int64 ctas_in_grid() { return static_cast<int64>(gridDim.x); }
+TRTC_DEVICE int64 ctas_in_grid_y() { return static_cast<int64>(gridDim.y); }
 
 // Waits for every thread of the CTA and orders their shared and global accesses.
 TRTC_DEVICE void cta_barrier() { __syncthreads(); }

@@ -252,9 +252,7 @@ struct OutputRow {
   }
 
  private:
-  TRTC_DEVICE bool lies_inside(int slot, int columns) const {
-    return slot >= shift && slot - shift + N <= columns;
-  }
+  TRTC_DEVICE bool lies_inside(int slot, int columns) const { return slot >= shift && slot - shift + N <= columns; }
   // The thread's own Vecs that put() left in shared memory.
   TRTC_DEVICE void put_rest(int columns, int thread) const {
 #pragma unroll 1

@@ -407,8 +407,8 @@ TRTC_DEVICE void norm_forward(const Params& params) {
             }
           }
           constexpr bool measures = Config::has_amax || Config::row_scaled;
-          const auto result = output_of<measures>(params, x_or_deviation, found, affine[k], added[k], column,
-                                                  columns, Config::has_amax ? amax : largest_in_row);
+          const auto result = output_of<measures>(params, x_or_deviation, found, affine[k], added[k], column, columns,
+                                                  Config::has_amax ? amax : largest_in_row);
           if (stores) y_out.put(result, column, first, columns);
         }
         if (stores) y_out.finish(first, columns, thread, !one_chunk || Config::repeats);
@@ -443,9 +443,9 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
   using Reduction = RowReduction<threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
                                  together * values, Config::repeats, Config::repeats || Config::row_scaled ? 2 : 1>;
   constexpr bool has_affine = Config::has_weight || Config::has_bias;
-  // Vecs of the weight and bias that are on their way while others are used, the first ones while the sums are exchanged:
-  // hides the L2 cache's latency. All 8 gave LayerNorm of bfloat16, 65536, 0.869 of a copy instead of 0.790; larger CTAs have
-  // no registers for them, and where each serves several rows, half of them last as long.
+  // Vecs of the weight and bias that are on their way while others are used, the first ones while the sums are
+  // exchanged: hides the L2 cache's latency. All 8 gave LayerNorm of bfloat16, 65536, 0.869 of a copy instead of 0.790;
+  // larger CTAs have no registers for them, and where each serves several rows, half of them last as long.
   constexpr bool all_ahead = Config::centred && together == 1 && threads <= 256;
   constexpr int in_flight = steps == 8 && !Config::repeats ? (all_ahead ? 8 : 4) : steps > 1 ? 2 : 1;
 
@@ -764,10 +764,9 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
           if constexpr (centred) x[i] -= found.moments.mean;
         }
       }
-      y_out.put(
-          output_of<Config::has_amax>(params, x, found, affine[affine_held ? k : 0], added,
-                                      slot - ring.inputs.shift, columns, amax),
-          slot, 0, columns, Config::inside(k));
+      y_out.put(output_of<Config::has_amax>(params, x, found, affine[affine_held ? k : 0], added,
+                                            slot - ring.inputs.shift, columns, amax),
+                slot, 0, columns, Config::inside(k));
     }
     y_out.finish(0, columns, thread, true);
   }

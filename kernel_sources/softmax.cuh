@@ -44,16 +44,19 @@ TRTC_DEVICE uint32 query_of(const Params& params, int64 row) {
   return static_cast<uint32>(row) - matrix_of(params, row) * params.queries;
 }
 
+// Of a query, and of a row.
+template <class Params>
+TRTC_DEVICE Range causal_range(const Params& params, uint32 query) {
+  const int64 end = static_cast<int64>(query) + params.diagonal + 1;
+  const int64 last = end < params.columns ? end : params.columns;
+  const int64 first = params.window > 0 ? end - params.window : 0;
+  return {first > 0 ? static_cast<int>(first) : 0, last > 0 ? static_cast<int>(last) : 0};
+}
+
 template <bool Causal, class Params>
 TRTC_DEVICE Range range_of(const Params& params, int64 row) {
-  if constexpr (Causal) {
-    const int64 end = static_cast<int64>(query_of(params, row)) + params.diagonal + 1;
-    const int64 last = end < params.columns ? end : params.columns;
-    const int64 first = params.window > 0 ? end - params.window : 0;
-    return {first > 0 ? static_cast<int>(first) : 0, last > 0 ? static_cast<int>(last) : 0};
-  } else {
-    return {0, params.columns};
-  }
+  if constexpr (Causal) return causal_range(params, query_of(params, row));
+  return {0, params.columns};
 }
 
 template <class Params>
@@ -76,36 +79,38 @@ TRTC_DEVICE int64 mask_offset(const Params& params, int64 row) {
   return batch * params.mask_batch_stride + head * params.mask_head_stride + query * params.mask_query_stride;
 }
 
-// The sink of a row's head.
+// The sink of a head.
 template <class Sink, class Params>
-TRTC_DEVICE float sink_of(const Params& params, int64 row) {
-  const auto* sinks = static_cast<const Sink*>(params.sink);
+TRTC_DEVICE float sink_of_head(const Params& params, int64 head) {
   Vec<Sink, 1> sink;
-  sink.load(sinks + head_of_matrix(params, matrix_of(params, row)), 1, true);
+  sink.load(static_cast<const Sink*>(params.sink) + head, 1, true);
   return sink.get(0);
 }
 
-// A row's part of it, from what its dx needs too: sum(dy * y), or sum(dy).
-template <class Params>
-TRTC_DEVICE float sink_gradient(const Params& params, int64 row, float sum, float sink) {
-  const float lse = load_float(static_cast<const float*>(params.lse) + row);
-  return sink == minus_infinity() ? 0.0f : -exponential(sink - lse) * sum;
+// Of a row's.
+template <class Sink, class Params>
+TRTC_DEVICE float sink_of(const Params& params, int64 row) {
+  return sink_of_head<Sink>(params, head_of_matrix(params, matrix_of(params, row)));
 }
 
 enum : int { finish_threads = 256 };
 
-// Adds up the rows of the head that this CTA has, in an order that their number fixes; to all threads.
+// The gradient of the sink of the head that this CTA has: what each of its rows adds is -exp(sink - lse) times the sum
+// that the row's dx needs, which the first launch has left. In an order that the number of rows fixes; to all threads.
 template <class Params>
-TRTC_DEVICE float sum_of_head(const Params& params) {
+TRTC_DEVICE float sink_gradient(const Params& params, float sink) {
   RowReduction<finish_threads, 1, 1, Exchange::none, 1, false, 1> reduction;
   reduction.begin(params, 0);
-  const float* of_rows = static_cast<const float*>(params.row_partials);
+  const float* row_sums = static_cast<const float*>(params.row_sums);
+  const float* lse = static_cast<const float*>(params.lse);
   const int64 of_batch = static_cast<int64>(params.matrix_heads) * params.queries;
   float sum[1] = {0.0f};
   for (int64 batch = cta_index() * params.queries; batch < params.rows; batch += of_batch) {
     float of_matrix = 0.0f;
     for (int64 query = thread_index(); query < params.queries; query += finish_threads) {
-      of_matrix += load_float(of_rows + batch + query);
+      const int64 row = batch + query;
+      const float of_row = -exponential(sink - load_float(lse + row)) * load_float(row_sums + row);
+      of_matrix += sink == minus_infinity() ? 0.0f : of_row;
     }
     sum[0] += of_matrix;
   }
@@ -234,6 +239,124 @@ TRTC_DEVICE float gradient_of(float y, float dy, float sum, float scale) {
     found = y * (dy - sum);
   }
   return took_part ? scale * found : 0.0f;
+}
+
+// ---- The gradient of a mask of floats -------------------------------------------------------------------------------
+//
+// It is dx with a scale of 1, added up over the rows that a row of the mask was broadcast to. Groups of `mask_lanes`
+// threads share these rows: each adds up every `sharers`-th one, in blocks of 32, and then they add up theirs in pairs.
+// So the order depends on the number of rows alone.
+
+enum : int {
+  mask_threads = 256,
+  mask_lanes = 8,
+  mask_vector = 4,
+  mask_columns = mask_lanes * mask_vector,  // of a CTA
+  mask_groups = mask_threads / mask_lanes,
+};
+
+// A thread's columns: neighbours where a vector fits them, and else those of its group in turn.
+struct MaskColumns {
+  int first;
+  int step;
+
+  static TRTC_DEVICE MaskColumns here(bool together) {
+    const int lane = thread_index() % mask_lanes;
+    const int first = static_cast<int>(cta_index()) * mask_columns;
+    return {first + lane * (together ? static_cast<int>(mask_vector) : 1), together ? 1 : static_cast<int>(mask_lanes)};
+  }
+  TRTC_DEVICE int at(int i) const { return first + i * step; }
+};
+
+// A row, by the matrix of one head and batch that it belongs to, and its query.
+struct MaskedRow {
+  uint32 matrix;
+  uint32 query;
+
+  // The first one that a row of the mask was broadcast to, and the `number`-th one.
+  template <class Params>
+  static TRTC_DEVICE MaskedRow first(const Params& params, uint32 mask_row) {
+    const uint32 queries = params.dmask_query_stride != 0 ? params.queries : 1;
+    const uint32 heads = params.dmask_head_stride != 0 ? params.matrix_heads : 1;
+    const uint32 of_mask = mask_row / queries, batch = of_mask / heads;
+    return {batch * params.matrix_heads + (of_mask - batch * heads), mask_row - of_mask * queries};
+  }
+  template <class Params>
+  TRTC_DEVICE MaskedRow behind(const Params& params, uint32 number) const {
+    const uint32 of_queries = params.dmask_query_stride != 0 ? number : matrix_of(params, number);
+    const uint32 further = params.dmask_query_stride != 0 ? 0 : number - of_queries * params.queries;
+    // Where heads were not broadcast to, batches were.
+    return {matrix + of_queries * (params.dmask_head_stride != 0 ? params.matrix_heads : 1), query + further};
+  }
+};
+
+// Adds up a group's share of the `count` rows that a row of the mask was broadcast to.
+template <bool Logarithm, bool Whole, class Rows, class Params>
+TRTC_DEVICE void add_masked_rows(const Params& params, const Rows& rows, const MaskColumns& columns,
+                                 const MaskedRow& first, uint32 count, uint32 share, uint32 sharers,
+                                 float (&sum)[mask_vector]) {
+  constexpr int N = mask_vector;
+  const float* row_sums = static_cast<const float*>(params.row_sums);
+#pragma unroll 1
+  for (uint32 begin = share; begin < count; begin += 32 * sharers) {
+    const uint32 end = min(begin + 32 * sharers, count);
+    float block[N] = {};
+#pragma unroll(Whole ? 4 : 2)
+    for (uint32 number = begin; number < end; number += sharers) {
+      const MaskedRow masked = first.behind(params, number);
+      const int64 row = masked.matrix * params.queries + masked.query;
+      const float of_row = load_float(row_sums + row);
+      float y[N], dy[N];
+      rows.template load<Whole>(row, masked.query, columns, y, dy);
+#pragma unroll
+      for (int i = 0; i < N; ++i) block[i] += gradient_of<Logarithm, float>(y[i], dy[i], of_row, 1.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[i] += block[i];
+  }
+}
+
+// `Rows` knows the arrays' types: its load() gives y and dy of a row's columns, and a y that takes no part where there
+// is no column or it is excluded; its store() takes the gradient. A grid has the mask's columns in x and its rows in y.
+template <bool Logarithm, class Rows, class Params>
+TRTC_DEVICE void mask_gradient(const Params& params, const Rows& rows) {
+  constexpr int N = mask_vector;
+  const uint32 mask_rows = static_cast<uint32>(params.mask_rows), sharers = static_cast<uint32>(params.sharers);
+  const uint32 group = static_cast<uint32>(thread_index() / mask_lanes), share = group % sharers;
+  const uint32 count = static_cast<uint32>(params.rows) / mask_rows;
+  const int64 rows_of_cta = mask_groups / sharers;
+  const MaskColumns columns = MaskColumns::here(rows.together);
+  const bool whole = rows.together && columns.first + N <= params.columns;
+  TRTC_SHARED(float, shared_sums, mask_vector* mask_threads);
+  float* own = shared_sums + thread_index();
+#pragma unroll 1
+  for (int64 first = cta_index_y() * rows_of_cta; first < mask_rows; first += ctas_in_grid_y() * rows_of_cta) {
+    const int64 mask_row = first + group / sharers;
+    const bool exists = mask_row < mask_rows;
+    float sum[N] = {};
+    if (exists) {
+      const MaskedRow first_of_row = MaskedRow::first(params, static_cast<uint32>(mask_row));
+      if (whole) {
+        add_masked_rows<Logarithm, true>(params, rows, columns, first_of_row, count, share, sharers, sum);
+      } else {
+        add_masked_rows<Logarithm, false>(params, rows, columns, first_of_row, count, share, sharers, sum);
+      }
+    }
+#pragma unroll 1
+    for (uint32 half = sharers / 2; half > 0; half /= 2) {
+      if (share >= half && share < 2 * half) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) own[i * mask_threads] = sum[i];
+      }
+      cta_barrier();
+      if (share < half) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum[i] += own[i * mask_threads + half * mask_lanes];
+      }
+    }
+    if (exists && share == 0) rows.store(mask_row, columns, sum);
+    if (sharers > 1) cta_barrier();  // what others have written is read
+  }
 }
 
 // Columns of a row that a CTA has: as many whole Vecs as the others that share it.

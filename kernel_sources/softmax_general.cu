@@ -35,9 +35,9 @@ TRTC_DEVICE bool takes_part(const Params& params, const AnyMask& mask, Range ran
 }
 
 template <class Params>
-TRTC_DEVICE float any_sink(const Params& params, int64 row) {
+TRTC_DEVICE float any_sink_of_head(const Params& params, int64 head) {
   float sink[1];
-  any_row(params.sink, params.sink_dtype, head_of_matrix(params, matrix_of(params, row)), 1).load(sink, 0);
+  any_row(params.sink, params.sink_dtype, head, 1).load(sink, 0);
   return sink[0];
 }
 
@@ -83,7 +83,9 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
       for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], v[i]);
     }
     reduction.template reduce_in_cta<Largest, 0>(most);
-    const float sink = params.sink != nullptr && exists ? any_sink(params, row) : minus_infinity();
+    const bool has_sink = params.sink != nullptr && exists;
+    const float sink =
+        has_sink ? any_sink_of_head(params, head_of_matrix(params, matrix_of(params, row))) : minus_infinity();
     most[0] = Largest::of(most[0], sink);
     const float about = most[0] == minus_infinity() ? 0.0f : most[0];
     LongSums<2> sums;  // the terms that are 1 apart, as in softmax_forward
@@ -171,9 +173,8 @@ TRTC_DEVICE void softmax_backward_rows(const Params& params) {
       if (pass == 0) {
         sums.close();
         reduction.template reduce_in_cta<Sum, 0>(sums.all);
-        if (params.row_partials != nullptr && thread == 0 && row < params.rows) {
-          static_cast<float*>(params.row_partials)[row] =
-              sink_gradient(params, row, sums.all[0], any_sink(params, row));
+        if (params.row_sums != nullptr && thread == 0 && row < params.rows) {
+          static_cast<float*>(params.row_sums)[row] = sums.all[0];
         }
       }
     }
@@ -182,9 +183,45 @@ TRTC_DEVICE void softmax_backward_rows(const Params& params) {
 }
 
 template <class Params>
-TRTC_DEVICE void softmax_backward_finish_heads(const Params& params) {
-  const float sum[1] = {sum_of_head(params)};
+TRTC_DEVICE void softmax_backward_any_sink_gradient(const Params& params) {
+  const float sum[1] = {sink_gradient(params, any_sink_of_head(params, cta_index()))};
   any_row(params.dsink, params.dsink_dtype, cta_index(), thread_index() == 0 ? 1 : 0).store(sum, 0);
+}
+
+// As MaskGradientRows, of any types.
+template <bool Logarithm, class Params>
+struct AnyMaskGradientRows {
+  enum : int { N = mask_vector };
+  const Params& params;
+  bool together;
+
+  template <bool>
+  TRTC_DEVICE void load(int64 row, uint32 query, const MaskColumns& columns, float (&of_y)[N],
+                        float (&of_dy)[N]) const {
+    const int64 y_offset = row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
+    const int64 dy_offset = row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
+    const Range range = params.causal != 0 ? causal_range(params, query) : Range{0, params.columns};
+    if (columns.first < range.end && columns.first + N > range.begin) {
+      any_row(params.y, params.y_dtype, y_offset, params.columns).load(of_y, columns.first);
+      any_row(params.dy, params.dy_dtype, dy_offset, params.columns).load(of_dy, columns.first);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (!range.has(columns.at(i))) {
+        of_y[i] = Logarithm ? minus_infinity() : 0.0f;
+        of_dy[i] = 0.0f;
+      }
+    }
+  }
+
+  TRTC_DEVICE void store(int64 mask_row, const MaskColumns& columns, const float (&sum)[N]) const {
+    any_row(params.dmask, params.dmask_dtype, mask_row * params.columns, params.columns).store(sum, columns.first);
+  }
+};
+
+template <bool Logarithm, class Params>
+TRTC_DEVICE void softmax_backward_any_mask_gradient(const Params& params) {
+  mask_gradient<Logarithm>(params, AnyMaskGradientRows<Logarithm, Params>{params, true});
 }
 
 }  // namespace trtc

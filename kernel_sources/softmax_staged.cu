@@ -273,11 +273,8 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
     reduction.template reduce_in_cta<Sum, 0>(sum);
     reduction.gather(sum);
     const float of_row = reduce_lanes<Sum, Config::ctas_per_row>(sum[0]);
-    if constexpr (Config::has_dsink) {
-      if (place.thread == 0 && place.rank == 0) {
-        static_cast<float*>(params.row_partials)[row] =
-            sink_gradient(params, row, of_row, sink_of<typename Config::Sink>(params, row));
-      }
+    if constexpr (Config::leaves_sums) {
+      if (place.thread == 0 && place.rank == 0) static_cast<float*>(params.row_sums)[row] = of_row;
     }
 
     // ---- dx

@@ -136,7 +136,7 @@ OPERATORS: dict[str, list[Any]] = {
     "scale_inv": [*VALUE, read_only((1,))], "sm_margin": NO_MARGIN, "stream": NO_STREAM, "dy": FIRST, "s": MORE_ROWS,
     "ds": OPTIONAL_ROWS, "mean": ROW_VALUES, "rstd": ROW_VALUES, "lse": ROW_VALUES, "dresidual": OPTIONAL_ROWS,
     "return_dx": NO_FLAG, "return_dweight": NO_FLAG, "return_dbias": NO_FLAG, "return_dsink": NO_FLAG,
-    "return_lse": NO_FLAG,
+    "return_dmask": NO_FLAG, "return_lse": NO_FLAG,
     "dweight_dtype": [*NO_DTYPE, "int8", "float8_e4m3fn"], "mask": MASK, "mask_keeps": NO_FLAG, "sink": HEADS,
     "causal": [True, False, 1, "", "causal", b"aligned", np.array(["aligned"]), [], object(), Hostile()],
     "window": [0, -1, True, 1.5, "4", -(10**5000), np.ones(2, int), [], object(), Hostile()],
@@ -252,6 +252,8 @@ def refused_by(name: str, argument: str) -> list[Any]:
     if argument == "scale":
         return NO_NUMBER if "softmax" in name else VALUE
     values = OPERATORS[argument]
+    if argument == "mask" and "backward" in name:
+        values = [*values, ones(SHAPE, bool), ones(SHAPE, np.uint8)]
     if parameters[argument].default is None:
         return [value for value in values if value is not None]
     return values

@@ -177,7 +177,8 @@ def calls(draw: st.DrawFn) -> Call:
             add(name, shape[-3:-2], mixed, ["dense", "offset"])
         elif name == "mask":
             broadcast = [1 if draw(st.integers(0, 2)) == 0 else extent for extent in shape[:-1]]
-            add(name, (*broadcast, columns)[draw(st.integers(0, len(shape) - 1)) :], [bool, np.uint8, *FLOATS])
+            types = FLOATS if "backward" in call.name else [bool, np.uint8, *FLOATS]
+            add(name, (*broadcast, columns)[draw(st.integers(0, len(shape) - 1)) :], types)
         elif (name == "scale" and not softmax) or name in ("amax", "scale_inv"):
             add(name, draw(st.sampled_from([(1,), ()])), [np.float32], ["dense", "offset"])
             call.given[name][...] = {"scale": 2.0, "amax": 0.25, "scale_inv": 0.0}[name]
@@ -246,6 +247,11 @@ def _make_sensible(call: Call, quantized: np.dtype[Any]) -> None:
         leave_out("out_dtype")
     if not ("sink" in given and "lse" in given):
         leave_out("return_dsink", *(["sink"] if "backward" in call.name else []))
+    if "softmax" in call.name and "backward" in call.name:
+        if "mask" not in given:
+            leave_out("return_dmask")
+        elif given.get("return_dmask", True):
+            leave_out("out")  # which is mostly in place
     given.update({"sm_margin": given["sm_margin"] % 8} if "sm_margin" in given else {})
 
 
@@ -360,6 +366,9 @@ def _softmax(call: Call, given: Mapping[str, Any]) -> dict[str, Expected]:
         asked = given.get("return_dsink")
         if (sink is not None) if asked is None else asked:
             found["dsink"] = softmax_reference.sink_gradient(dy, y, sink, lse, within, logarithm)
+        asked, mask = given.get("return_dmask"), given.get("mask")
+        if (mask is not None) if asked is None else asked:
+            found["dmask"] = softmax_reference.mask_gradient(dy, y, mask.shape, within, logarithm)
         return found
     mask = given.get("mask")
     added = mask if mask is not None and mask.dtype in FLOATS else None

@@ -390,6 +390,8 @@ class SoftmaxTrial(NamedTuple):
         Whose branches are taken.
     mask, sink : DType or None
         Of the mask, and of the sinks.
+    along : tuple
+        The dimensions along which a mask of floats is broadcast.
     keeps : bool
         Whether the mask says what takes part.
     causal, window
@@ -409,6 +411,7 @@ class SoftmaxTrial(NamedTuple):
     architecture: int = 90
     mask: DType | None = None
     sink: DType | None = None
+    along: tuple[int, ...] = (0,)
     keeps: bool = False
     causal: str | None = None
     window: int | None = None
@@ -420,6 +423,7 @@ class SoftmaxTrial(NamedTuple):
     def name(self) -> str:
         parts = [f"softmax of {self.dtype.symbol}", self.config.symbol if self.config else "general"]
         parts += [f"{name} {dtype.symbol}" for name, dtype in (("mask", self.mask), ("sink", self.sink)) if dtype]
+        parts += [f"along {self.along}"] if self.along != (0,) else []
         parts += [name for name in ("keeps", "special", "in_place", "same_bits") if getattr(self, name)]
         return ", ".join(
             (*parts, *([f"{self.causal}, window {self.window}"] if self.causal else []), f"sm_{self.architecture}")
@@ -467,10 +471,11 @@ class SoftmaxTrial(NamedTuple):
             rows[2, -1], rows[3, 0], rows[4, 0] = np.inf, np.nan, -np.inf
             rows[-1] += 400
         if self.mask:
-            # Broadcast to the heads, or to the batches. Where rows have gaps, they are aligned apart from the mask.
-            of_mask = (shape[0], 1, *shape[2:]) if self.mask is BOOL else (1, *shape[1:])
+            # Where rows have gaps, they are aligned apart from the mask.
+            along = (1,) if self.mask is BOOL else self.along
+            of_mask = tuple(1 if i in along else extent for i, extent in enumerate(shape))
             mask = rng.random(of_mask) < 0.3
-            mask[..., 0, :] = True
+            mask[..., 0, :] = of_mask[2] > 1
             within = within & ~mask
             if self.mask is BOOL:
                 given = mask != self.keeps
@@ -684,6 +689,15 @@ def _softmax_trials() -> Iterator[SoftmaxTrial]:
     yield SoftmaxTrial(
         None, bf16, ((2, 3, 9, 33), (2, 300, 1, 9)), mask=BOOL, keeps=True, causal="aligned", window=9, sink=f32
     )
+    # Masks whose gradient is added up over few rows and many, in one block and in several, by one group and by all.
+    for config in (warp, None):
+        yield SoftmaxTrial(config, f32, ((40, 3, 9, 37),), ((0, 0), (3, 0), (0, 3)), mask=f16)
+        yield SoftmaxTrial(config, bf16, ((3, 7, 30, 45),), ((0, 0), (3, 0)), mask=f32, along=(1, 2))
+        yield SoftmaxTrial(
+            config, f32, ((3, 30, 5, 40), (36, 2, 33, 7)), ((0, 0), (0, 1)), mask=f32, along=(0, 2), causal="aligned",
+            window=9,
+        )  # fmt: skip
+    yield SoftmaxTrial(warp, bf16, ((600, 2, 2, 33),), ((0, 0),), mask=bf16, along=(0, 1), sink=f32)
     yield SoftmaxTrial(None, f16, ((7, 7), (70, 700), (6, 1500)), special=True)
     yield SoftmaxTrial(None, bf16, ((37, 3), (5, 1100)), in_place=True)
 

@@ -67,28 +67,35 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 
 def hold(x, dy, dtype, scale=1.0, within=None, added=None, **options) -> None:
-    """Hold all four operators against float64."""
+    """Hold all four operators against float64, with the gradients of a sink and of a mask of floats."""
     found = expected.forward(x, scale, within, dtype, added, options.get("sink"))
     y, lse = softmax(x, scale=scale, return_lse=True, **options)
     log_y = log_softmax(x, scale=scale, **options)
     assert_within(y, found["y"], dtype, "y")
     assert_within(log_y, found["log_y"], dtype, "log_y")
     assert_within(lse, found["lse"], FLOAT32, "lse")
-    sink = options.get("sink")
+    sink, mask = options.get("sink"), None if added is None else options["mask"]
     options = {name: value for name, value in options.items() if name in ("causal", "window")}
     if options.get("causal"):
         # The backward does not read there: it must not rely on zeros.
         excluded = ~expected.taking_part(x.shape, **options)
         y[excluded] = log_y[excluded] = np.nan
     if sink is not None:
-        for back, of, logarithm in ((softmax_backward, y, False), (log_softmax_backward, log_y, True)):
-            _, dsink = back(dy, of, scale=scale, sink=sink, lse=lse, **options)
-            wanted = expected.sink_gradient(dy, of, sink, lse, within, logarithm)
-            assert_within(dsink, wanted, DTYPE_OF[sink.dtype.name], "dsink")
-    dx = softmax_backward(dy, y, scale=scale, **options)
-    assert_within(dx, expected.backward(dy, y, scale, within, False, dtype), dtype, "dx")
-    log_dx = log_softmax_backward(dy, log_y, scale=scale, **options)
-    assert_within(log_dx, expected.backward(dy, log_y, scale, within, True, dtype), dtype, "dx of the logarithm")
+        options |= {"sink": sink, "lse": lse}
+    if mask is not None:
+        options["mask"] = mask
+    for back, of, logarithm in ((softmax_backward, y, False), (log_softmax_backward, log_y, True)):
+        wanted = {"dx": (expected.backward(dy, of, scale, within, logarithm, dtype), dtype)}
+        if sink is not None:
+            dsink = expected.sink_gradient(dy, of, sink, lse, within, logarithm)
+            wanted["dsink"] = (dsink, DTYPE_OF[sink.dtype.name])
+        if mask is not None:
+            dmask = expected.mask_gradient(dy, of, mask.shape, within, logarithm)
+            wanted["dmask"] = (dmask, DTYPE_OF[mask.dtype.name])
+        made = back(dy, of, scale=scale, **options)
+        results = made if isinstance(made, tuple) else (made,)
+        for result, (name, (value, of_type)) in zip(results, wanted.items(), strict=True):
+            assert_within(result, value, of_type, f"{name} of {back.__name__}")
 
 
 def hold_same_bits(x: np.ndarray, dy: np.ndarray, offsets: Sequence[int]) -> None:

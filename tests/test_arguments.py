@@ -570,6 +570,14 @@ def test_what_a_user_meets_is_the_familys_refusal_with_rows_and_without(rows):
                 "softmax_backward: return_dsink needs sink and lse; sink is None",
             ),
             (
+                lambda: transformer_rtc.softmax_backward(x, x, return_dmask=True),
+                "softmax_backward: return_dmask needs mask; it is None",
+            ),
+            (
+                lambda: transformer_rtc.log_softmax_backward(x, x, mask=x.astype(bool)),
+                "log_softmax_backward: only a mask of floats has a gradient; mask is bool",
+            ),
+            (
                 lambda: rms_norm(x, scale=one, amax=one, out_dtype="float8_e4m3fn"),
                 "rms_norm: amax must not overlap scale",
             ),

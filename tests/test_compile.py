@@ -68,8 +68,10 @@ def most_spilled(symbol: str, architecture: int) -> int:
     """Return the bytes that a thread may spill: none forward on the architecture that the tables were tuned on.
 
     A backward kernel's partial sums fill the registers, and other architectures get other code from the same tables.
-    Nor have softmax's 1024 threads of 32 elements registers to spare.
+    Nor have softmax's 1024 threads of 32 elements registers to spare. What adds up gradients over rows has.
     """
+    if "_gradient_" in symbol:
+        return 0
     return 0 if architecture == 90 and "forward" in symbol and "softmax" not in symbol else 256
 
 
@@ -149,11 +151,14 @@ def softmax_requests() -> list[Request]:
         options, out = next(drawn), (FLOAT32, FLOAT16, BFLOAT16)[number % 3]
         kept = flags[number % 4] if options["mask"] is BOOL else flags[number % 2]
         found.append(Request(name, {"x": dtype, "out": out, **options}, columns, False, False, kept))
-        given = {"dy": dtype, "y": dtype, "out": dtype, "sink": None, "lse": None, "dsink": None}
+        given = {"dy": dtype, "y": dtype, "out": dtype, "sink": None, "lse": None, "dsink": None, "dmask": None}
         if number % 3 == 0:
             given |= {"sink": FLOAT16, "lse": FLOAT32, "dsink": FLOAT16}
+        if number % 3 == 1 or number % 6 == 0:
+            given |= {"mask": out, "dmask": out}
         found.append(Request(f"{name}_backward", given, columns, False, False, flags[number // 2 % 2]))
-        found.append(Request(f"{name}_backward", {**given, "out": out}, columns, False, False, flags[number % 2]))
+        given |= {"out": out, "dy": (FLOAT32, FLOAT16, BFLOAT16)[number // 2 % 3] if given["dmask"] else dtype}
+        found.append(Request(f"{name}_backward", given, columns, False, False, flags[number % 2]))
     return found
 
 

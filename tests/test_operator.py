@@ -85,13 +85,13 @@ class Launch(NamedTuple):
 class Recorder:
     """A native operator whose plans record what they would launch."""
 
-    def __init__(self, arguments=EVERY_ROLE, fields=((),), columns_per_cta=8, **rule) -> None:
+    def __init__(self, arguments=EVERY_ROLE, fields=((),), columns_per_cta=8, row_groups=0, **rule) -> None:
         self.requests: list[tuple[Any, ...]] = []
         self.checked: list[tuple[Any, ...]] = []
         self.zeroed: list[tuple[int, int]] = []
         self.launches: list[Launch] = []
         self.made: list[Made] = []
-        self.fields, self.columns_per_cta = fields, columns_per_cta
+        self.fields, self.columns_per_cta, self.row_groups = fields, columns_per_cta, row_groups
         self.cooperative = rule.pop("cooperative", False)
         self.rule = {
             "rows_per_cta": 1, "ctas_per_row": 1, "max_groups": _native.Plan.ANY_GROUPS, "workspace_bytes": 0,
@@ -122,7 +122,7 @@ class Recorder:
             stages.append(
                 _native.Stage(
                     launcher, (32, 1, 1), ONE, 0, self.cooperative and number == 0, filled,
-                    self.columns_per_cta if number else 0, False,
+                    self.columns_per_cta if number else 0, False, self.row_groups if number else 0,
                 )
             )  # fmt: skip
         return _native.Plan(stages, **self.rule)
@@ -526,7 +526,9 @@ def test_groups_that_keep_sums_of_heads_see_the_same_heads_again_and_again(rows,
     assert recorder.launches[0].grid == (min(most, -(-rows // rows_per_cta)), 1, 1)
 
 
-@pytest.mark.parametrize(("rows", "most", "launched"), [(5, 10, 5), (10, 10, 10), (100, 22, 16), (9, 7, 7), (100, 8, 8)])
+@pytest.mark.parametrize(
+    ("rows", "most", "launched"), [(5, 10, 5), (10, 10, 10), (100, 22, 16), (9, 7, 7), (100, 8, 8)]
+)
 def test_groups_that_take_rows_in_turn_are_a_multiple_of_their_unit(rows, most, launched):
     recorder = Recorder(max_groups=most, group_unit=8)
     recorder(x=view((rows, 16)))
@@ -569,6 +571,67 @@ def test_a_grid_that_is_not_persistent_has_a_group_for_all_rows():
     assert recorder.launches[0].grid == (200, 1, 1)
 
 
+MASKED = (
+    Argument("x", "rows", FLOATS),
+    Argument("mask", "mask", FLOATS, optional=True),
+    Argument("out", "rows_out", FLOATS),
+    Argument("dmask", "mask_sums", FLOATS, like="mask"),
+)
+OF_MASK = (
+    (Source.BATCH_STRIDE, 3), (Source.HEAD_STRIDE, 3), (Source.QUERY_STRIDE, 3), (Source.MASK_ROWS, 0),
+    (Source.SHARERS, 0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "mask", "expected", "grid"),
+    [
+        # Strides of batches, heads and queries of what is dense, its rows, and how many groups share a row's.
+        ((2, 3, 5, 40), (2, 3, 5, 40), (600, 200, 40, 30, 1), (2, 8)),
+        ((2, 3, 5, 40), (2, 1, 5, 40), (200, 0, 40, 10, 1), (2, 3)),
+        ((2, 3, 5, 40), (1, 1, 5, 40), (0, 0, 40, 5, 1), (2, 2)),
+        ((4, 4, 5, 40), (5, 40), (0, 0, 40, 5, 2), (2, 3)),
+        ((4, 4, 5, 40), (4, 1, 1, 40), (40, 0, 0, 4, 2), (2, 2)),
+        ((40, 9, 7, 40), (40,), (0, 0, 0, 1, 4), (2, 1)),
+        ((3, 2, 4, 5, 40), (3, 2, 1, 5, 40), (200, 0, 40, 30, 1), (2, 8)),
+        ((1 << 20, 40), (1 << 20, 40), (0, 0, 40, 1 << 20, 1), (2, 65535)),
+        ((1 << 20, 1, 2, 40), (1 << 20, 1, 1, 40), (40, 0, 0, 1 << 20, 1), (2, 65535)),
+        ((7, 40), (1, 40), (0, 0, 0, 1, 1), (2, 1)),
+        ((40,), (40,), (0, 0, 0, 1, 1), (2, 1)),
+    ],
+    ids=str,
+)
+def test_sums_of_a_mask_s_shape_have_a_launch_over_its_columns_and_rows(rows, mask, expected, grid):
+    recorder = Recorder(MASKED, ((), OF_MASK), columns_per_cta=32, row_groups=4, row_bytes=4)
+    given = {"x": view(rows), "mask": view(mask, BFLOAT16, at=1 << 45), "dmask": True}
+    _, dmask = recorder(**given)
+    assert (dmask.shape, dmask.dtype) == (mask, BFLOAT16.id)
+    first, second = recorder.launches
+    assert first.grid == (math.prod(rows[:-1]), 1, 1) and second.grid == (*grid, 1)
+    assert struct.unpack_from("<5q", second.params)[:4] == expected[:4]
+    assert struct.unpack_from("<i", second.params, 32) == expected[4:]
+    for launch in (first, second):
+        assert launch.memory["dmask"][:6] == (dmask.pointer, True, False, "dmask", 2, math.prod(mask))
+
+
+def test_sums_of_a_mask_s_shape_over_no_rows_are_zero():
+    for rows, mask in (((0, 3, 4, 16), (3, 4, 16)), ((0, 3, 4, 16), (16,)), ((2, 0, 4, 16), (2, 1, 1, 16))):
+        recorder = Recorder(MASKED, ((), OF_MASK), row_groups=4, row_bytes=4)
+        _, dmask = recorder(x=view(rows, at=0), mask=view(mask, FLOAT16), dmask=True)
+        assert recorder.zeroed == [(dmask.pointer, 2 * math.prod(mask))] and not recorder.launches
+
+
+def test_rows_that_are_read_again_are_not_written_in_place():
+    given = {"x": view((4, 16)), "out": view((4, 16)), "mask": view((16,), at=1 << 45)}
+    for out in (view((4, 16)), view((4, 16), at=BASE + 64)):
+        recorder = Recorder(MASKED, ((), OF_MASK), row_groups=4, row_bytes=4)
+        with pytest.raises(ArgumentError, match=r"^op: out must not overlap x, which is read again for dmask$"):
+            recorder(**{**given, "out": out}, dmask=True)
+        assert not recorder.made and not recorder.launches
+    recorder(**given, dmask=False)
+    assert len(recorder.launches) == 2
+
+
 @pytest.mark.parametrize("heads", [0, 4])
 def test_sums_over_no_rows_are_zero(heads):
     recorder = Recorder(fields=((), ()), workspace_bytes=4, partial_bytes=4)
@@ -584,15 +647,15 @@ def test_sums_over_no_rows_are_zero(heads):
 
 def test_plans_and_operators_that_cannot_be_are_refused():
     launcher = _native.PythonLauncher(print, print, 8)
-    row = _native.Stage(launcher, ONE, ONE, 0, False, [], 0, False)
-    column = _native.Stage(launcher, ONE, ONE, 0, False, [], 64, False)
+    row = _native.Stage(launcher, ONE, ONE, 0, False, [], 0, False, 0)
+    column = _native.Stage(launcher, ONE, ONE, 0, False, [], 64, False, 0)
     _native.Plan([row, column, column], 1, 1, 1, 0, 0, False, 1)
     for stages in ([column], [row, row], [row, column, row]):
         with pytest.raises(ValueError, match="first launch is over rows"):
             _native.Plan(stages, 1, 1, 1, 0, 0, False, 1)
-    _native.Stage(launcher, ONE, ONE, 0, False, [(Source.DATA, 0, 504)], 0, False)
+    _native.Stage(launcher, ONE, ONE, 0, False, [(Source.DATA, 0, 504)], 0, False, 0)
     with pytest.raises(ValueError, match="too many parameters"):
-        _native.Stage(launcher, ONE, ONE, 0, False, [(Source.DATA, 0, 512)], 0, False)
+        _native.Stage(launcher, ONE, ONE, 0, False, [(Source.DATA, 0, 512)], 0, False, 0)
     x, more = EVERY_ROLE[0], [Argument(f"x{i}", "rows", FLOATS) for i in range(12)]
     Recorder((x, *more[:11]))
     for arguments in ((), (x, *more), (x._replace(optional=True),), (Argument("w", "columns", FLOATS),)):
@@ -915,7 +978,7 @@ def test_what_is_written_in_place_comes_back_to_the_host(monkeypatch):
         fields = [
             (Source.DATA, names.index(name), 8 * place) for place, name in enumerate(("x", "scale", "out", "amax"))
         ]
-        stage = _native.Stage(_native.PythonLauncher(print, launch, 32), (32, 1, 1), ONE, 0, False, fields, 0, False)
+        stage = _native.Stage(_native.PythonLauncher(print, launch, 32), (32, 1, 1), ONE, 0, False, fields, 0, False, 0)
         return _native.Plan([stage], 1, 1, _native.Plan.ANY_GROUPS, 0, 0, False, 1)
 
     native = _native.Operator(

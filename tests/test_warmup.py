@@ -205,7 +205,7 @@ def call_arguments(
         if key in ("sm_margin", "per_head", "heads"):
             continue
         default = np.float32 if key in ("rstd", "mean", "lse", "scale", "amax", "scale_inv") else np.float16
-        default = np.bool_ if key == "mask" else default
+        default = np.bool_ if key == "mask" and "backward" not in name else default
         if key in shapes or key in ("scale", "amax", "scale_inv"):
             if value:
                 keywords[key] = np.ones(shapes.get(key, (1,)), default if value is True else value)
@@ -224,6 +224,9 @@ FORMS = [
     *((name, {"mask": "float32", "sink": True, "heads": 3}) for name in SOFTMAX if "backward" not in name),
     *((name, {"sink": "float32", "lse": True, "heads": 3}) for name in SOFTMAX if "backward" in name),
     ("softmax_backward", {"sink": True, "lse": True, "return_dsink": False, "heads": 3}),
+    *((name, {"mask": True, "causal": True}) for name in SOFTMAX if "backward" in name),
+    ("softmax_backward", {"mask": "float32", "sink": True, "lse": True, "heads": 3}),
+    ("log_softmax_backward", {"mask": "bfloat16", "return_dmask": False}),
     *((name, {"weight": None, "sm_margin": True}) for name in NORMS),
     *((name, {"weight": "float32"}) for name in NORMS),
     *((name, {"per_head": True, "bias": True}) for name in NORMS if "backward" not in name),

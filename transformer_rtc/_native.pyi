@@ -96,6 +96,7 @@ class Stage:
         fields: Sequence[tuple[Source, int, int]],
         columns_per_cta: int,
         early: bool,
+        row_groups: int,
     ) -> None: ...
 
 class Plan:

@@ -35,7 +35,7 @@ _TYPESTRS = {
     "|b1": BOOL.id,
 }  # of the array interface protocols
 _OF_ML_DTYPES = (BFLOAT16.id, FLOAT8_E4M3.id, FLOAT8_E5M2.id)  # what numpy itself has no type for
-_MADE = ("row_values", "column_values", "head_sums")  # roles of arrays that the caller never gives
+_MADE = ("row_values", "column_values", "head_sums", "mask_sums")  # roles of arrays that the caller never gives
 _GIVEN = (
     "rows",
     "columns",

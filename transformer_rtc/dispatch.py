@@ -66,11 +66,12 @@ class Argument(NamedTuple):
         ``"value_out"``, one element that is written where the caller gives it, and not returned; ``"row_values"``,
         whether to return an array [...] with one value a row; ``"column_values"``, whether to return an array of the
         shape of the columns; ``"head_sums"``, whether to return an array [heads], of rows [..., heads, queries,
-        columns]. What is said of outputs: ``"dtype_out"``, their data type; ``"wanted"``, whether they are
-        made and returned. Others: ``"real"``, a float; ``"non_negative"``, one that is not below 0; ``"integer"``,
-        an int of 32 bits; ``"flag"``, whether a kernel
-        is one of its kind; ``"square"``, whether there must be as many queries as columns; ``"sm_margin"``, how many
-        multiprocessors to leave free; ``"stream"``.
+        columns]; ``"mask_sums"``, whether to return an array of the shape of the mask that it is like, for which inputs
+        of rows are read again when outputs of rows are written. What is said of outputs: ``"dtype_out"``, their data
+        type; ``"wanted"``, whether they are made and returned. Others: ``"real"``, a float; ``"non_negative"``, one
+        that is not below 0; ``"integer"``, an int of 32 bits; ``"flag"``, whether a kernel is one of its kind;
+        ``"square"``, whether there must be as many queries as columns; ``"sm_margin"``, how many multiprocessors to
+        leave free; ``"stream"``.
     dtypes : tuple of DType
         What an array may hold; of ``"row_values"``, the one it holds.
     optional : bool
@@ -94,7 +95,7 @@ class Argument(NamedTuple):
     @property
     def keyword(self) -> str:
         """What the user's function calls it."""
-        returned = self.role in ("row_values", "column_values", "head_sums")
+        returned = self.role in ("row_values", "column_values", "head_sums", "mask_sums")
         return self.called or (f"return_{self.name}" if returned else self.name)
 
 
@@ -197,6 +198,10 @@ class LaunchRule(NamedTuple):
         Of a launch that follows the first, whose grid has enough CTAs for the columns in x, and the heads in y where
         there are arrays of each head; 0 for the first. `OF_HEADS`: a CTA for each head of rows [..., heads, queries,
         columns].
+    row_groups : int
+        Of a launch over the columns that makes sums of the shape of a mask: how many groups of threads a CTA has. As
+        many of them share the rows that a row of the mask was broadcast to as these are worth, a power of two, and y
+        has CTAs for all rows of the mask, or as many CTAs as it may have; 0 elsewhere.
     """
 
     threads: int
@@ -212,6 +217,7 @@ class LaunchRule(NamedTuple):
     whole_heads: bool = False
     group_unit: int = 1
     early: bool = False
+    row_groups: int = 0
 
     @property
     def cooperative(self) -> bool:
@@ -406,6 +412,7 @@ class Operator:
                     fields,
                     rule.columns_per_cta,
                     rule.early,
+                    rule.row_groups,
                 )
             )
         kernel, _, rule = kernels[0]

@@ -18,7 +18,7 @@ from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, sho
 from .launch import device_limits
 from .manager import KernelManager, manager
 from .manifest import ManifestEntry
-from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
+from .spec import ARCHITECTURES, BOOL, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
 
 __all__ = ["WarmupRecord", "argument_names", "warmup"]
 
@@ -48,7 +48,7 @@ class WarmupRecord(NamedTuple):
 
 
 # Roles of results that are added up over rows.
-_SUMS = ("column_values", "head_sums")
+_SUMS = ("column_values", "head_sums", "mask_sums")
 
 # Told of each record, with how many there are by now and will be.
 Progress = Callable[[WarmupRecord, int, int], None]
@@ -117,8 +117,8 @@ def _request(
             is_there = not argument.optional or name == "weight" or (name == "bias" and centred)
             if argument.role == "value_out":
                 is_there = False
-            # A mask says by default which elements do not take part.
-            default = argument.dtypes[0] if argument.role == "mask" or len(argument.dtypes) == 1 else dtype
+            # A mask says by default which elements do not take part; one of which there is a gradient is added.
+            default = argument.dtypes[0] if argument.dtypes[0] is BOOL or len(argument.dtypes) == 1 else dtype
             types[name] = chosen(name, given.get(name, is_there), default)
     described = operators()[operator].arguments
     flags = frozenset(a.name for a in described if a.role == "flag" and says(a.name))

@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 import softmax_reference as expected
-from reference import NUMPY_TYPES
+from reference import NUMPY_TYPES, assert_within
 from softmax_calls import MASKS, at, bits, hold
 
 import transformer_rtc
-from transformer_rtc import log_softmax, softmax, softmax_backward
+from transformer_rtc import log_softmax, log_softmax_backward, softmax, softmax_backward
 from transformer_rtc.ops.softmax_kernels import BUCKETS
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
 
@@ -82,6 +82,44 @@ def test_masks_of_floats_and_sinks(implementation, rng):
         hold(x, dy, dtype, 0.6, np.broadcast_to(mask != -np.inf, x.shape), added=mask, mask=mask, sink=sink)
 
 
+# [batch, heads, queries, keys], and a mask's shape: of few rows and many, shared by every number of groups of threads.
+BROADCAST = [
+    ((2, 8, 128, 1000), (1, 8, 128, 1000)),
+    ((16, 4, 60, 49), (4, 60, 49)),
+    ((64, 8, 1, 4096), (64, 1, 1, 4096)),
+    ((4, 8, 512, 512), (1, 1, 512, 512)),
+    ((2, 8, 300, 2049), (2049,)),
+    ((1, 2, 100, 70_001), (1, 1, 1, 70_001)),
+    ((2, 3, 50, 333), (2, 3, 50, 333)),
+]
+
+
+@pytest.mark.parametrize(("shape", "of_mask"), BROADCAST, ids=str)
+@pytest.mark.parametrize("causal", [None, "aligned"])
+def test_the_gradient_of_a_mask_is_within_the_bound(shape, of_mask, causal, implementation, rng):
+    for dtype, of_type, logarithm in ((BFLOAT16, FLOAT32, False), (FLOAT32, BFLOAT16, True)):
+        within = expected.taking_part(shape, rng.random(of_mask) < 0.3, causal=causal)
+        y = rng.random(shape, np.float32) / shape[-1]
+        y = np.where(within, np.log(y) if logarithm else y, -np.inf if logarithm else 0).astype(NUMPY_TYPES[dtype])
+        dy = expected.drawn(rng, shape, dtype)
+        dy[~within] = np.nan
+        mask = np.zeros(of_mask, NUMPY_TYPES[of_type])
+        back = log_softmax_backward if logarithm else softmax_backward
+        for offset, gap in ((0, 0), (3, 1)):
+            given = (at(array.reshape(-1, shape[-1]), offset, gap) for array in (dy, y))
+            if gap:  # rows with gaps, which lie at every alignment
+                strides = [shape[-1] + gap]
+                for extent in shape[-2:0:-1]:
+                    strides.insert(0, strides[0] * extent)
+                size = NUMPY_TYPES[dtype].itemsize
+                strides = [size * stride for stride in (*strides, 1)]
+                given = (np.lib.stride_tricks.as_strided(array, shape, strides) for array in given)
+            else:
+                given = (array.reshape(shape) for array in given)
+            _, dmask = back(*given, causal=causal, mask=mask)
+            assert_within(dmask, expected.mask_gradient(dy, y, of_mask, within, logarithm), of_type, "dmask")
+
+
 def test_infinities_nan_and_rows_of_nothing(implementation, rng):
     for dtype, columns in itertools.product(FLOATS, (9, 700, 40_000)):
         x = expected.drawn(rng, (5, columns), dtype)
@@ -115,6 +153,25 @@ def test_a_captured_graph_gives_the_same(implementation, torch):
     y.zero_()
     graph.replay()
     assert torch.equal(y, wanted)
+
+
+def test_all_gradients_in_a_captured_graph_and_in_a_hundred_runs_have_the_same_bits(implementation, torch):
+    x = torch.randn(4, 8, 128, 1024, device="cuda").bfloat16()
+    mask, sink = torch.randn(8, 128, 1024, device="cuda"), torch.randn(8, device="cuda")
+    y, lse = softmax(x, mask=mask, sink=sink, return_lse=True)
+    dy = torch.randn_like(y)
+    first = softmax_backward(dy, y, mask=mask, sink=sink, lse=lse)
+    for _ in range(100):
+        made = softmax_backward(dy, y, mask=mask, sink=sink, lse=lse)
+        assert all(torch.equal(one, other) for one, other in zip(made, first, strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = softmax_backward(dy, y, mask=mask, sink=sink, lse=lse)
+    for one in made:
+        one.fill_(77)
+    graph.replay()
+    assert all(torch.equal(one, other) for one, other in zip(made, first, strict=True))
+    assert first[2].dtype == mask.dtype and first[2].shape == mask.shape and first[2].is_contiguous()
 
 
 def test_a_new_length_in_a_bucket_compiles_nothing(rng):

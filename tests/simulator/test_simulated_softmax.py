@@ -15,10 +15,21 @@ from reference import NUMPY_TYPES, U, assert_within
 from softmax_calls import MASKS, at, configured, hold, hold_same_bits
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, _native, arrays, dispatch, log_softmax, softmax, using
+from transformer_rtc import (
+    LaunchConfig,
+    SimulatedDevice,
+    _native,
+    arrays,
+    dispatch,
+    log_softmax,
+    log_softmax_backward,
+    softmax,
+    softmax_backward,
+    using,
+)
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.ops import softmax as module
-from transformer_rtc.ops.softmax_kernels import BUCKETS, SoftmaxConfig
+from transformer_rtc.ops.softmax_kernels import BUCKETS, MaskGradientSpec, SoftmaxConfig
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
@@ -44,6 +55,19 @@ def capacity(config: SoftmaxConfig, vector: int = 4) -> int:
 
 def simulated(architecture=90, static=False, checked=True, multiprocessors=4, **options) -> SimulatedDevice:
     return SimulatedDevice(architecture, checked=checked, static=static, multiprocessors=multiprocessors, **options)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch) -> None:
+    """Have NaN in outputs, and in what launches leave for others, before anything is written."""
+    empty = arrays._host_memory
+
+    def filled(shape, dtype):
+        made = empty(shape, dtype)
+        made.reshape(-1).view(np.uint8).fill(0xFF)
+        return made
+
+    monkeypatch.setattr(arrays, "_host_memory", filled)
 
 
 @pytest.fixture
@@ -416,6 +440,222 @@ def test_minus_infinity_in_a_row_of_nan(static):
             np.testing.assert_array_equal(log_softmax(x, mask=mask), [[np.nan, -np.inf, np.nan, np.nan]])
 
 
+# ---- The gradient of a mask of floats --------------------------------------------------------------------------------
+
+BACKWARD = {False: softmax_backward, True: log_softmax_backward}
+
+
+def of_masked(rng, shape, mask_shape, dtype=FLOAT32, causal=None, window=None, logarithm=False):
+    """Return dy, y and which elements take part; dy is no number where y says that it does not count, or beyond."""
+    within = expected.taking_part(shape, rng.random(mask_shape) < 0.3, causal=causal, window=window)
+    x = expected.drawn(rng, shape, FLOAT32)
+    y = expected.forward(x, within=within)["log_y" if logarithm else "y"].value.astype(NUMPY_TYPES[dtype])
+    dy = expected.drawn(rng, shape, dtype)
+    dy[~within] = rng.choice([np.nan, np.inf, -np.inf], (~within).sum())
+    y[~expected.taking_part(shape, causal=causal, window=window)] = np.nan
+    return dy, y, within
+
+
+def hold_gradient(dy, y, shape, within, dtype=FLOAT32, logarithm=False, **options) -> np.ndarray:
+    """Hold the gradient of a mask of a shape against float64, with dx beside it."""
+    mask = np.full(shape, np.nan, NUMPY_TYPES[dtype])  # its elements are not read
+    dx, dmask = BACKWARD[logarithm](dy, y, mask=mask, out_dtype="float32", **options)
+    assert dmask.shape == mask.shape and dmask.dtype == mask.dtype and dmask.flags.c_contiguous
+    assert_within(dmask, expected.mask_gradient(dy, y, shape, within, logarithm), dtype, "dmask")
+    assert_within(dx, expected.backward(dy, y, 1.0, within, logarithm), FLOAT32, "dx")
+    return dmask
+
+
+@BOTH
+@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("logarithm", [False, True])
+def test_a_mask_s_gradient_is_added_up_over_what_it_was_broadcast_to(shape, logarithm, static, rng):
+    for causal, window in ((None, None), ("aligned", None), ("aligned", 9)):
+        dy, y, within = of_masked(rng, (2, 3, 17, 40), shape, FLOAT32, causal, window, logarithm)
+        with using(simulated(static=static)):
+            hold_gradient(dy, y, shape, within, FLOAT32, logarithm, causal=causal, window=window)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        ((5, 3, 1, 61), (5, 1, 1, 61)),  # one query
+        ((5, 3, 1, 61), (3, 1, 61)),
+        ((3, 1, 7, 16), (1, 1, 7, 16)),  # one head
+        ((2, 3, 4, 5, 33), (2, 3, 1, 5, 33)),  # batches of two dimensions
+        ((2, 3, 4, 5, 33), (4, 1, 33)),
+        ((40, 33), (33,)),
+        ((33,), (33,)),
+        ((2, 3, 9, 1), (9, 1)),  # one key
+        ((2, 3, 9, 1), (1,)),
+    ],
+    ids=str,
+)
+def test_a_mask_s_gradient_of_every_rank(rows, shape, static, rng):
+    dy, y, within = of_masked(rng, rows, shape)
+    with using(simulated(static=static)):
+        hold_gradient(dy, y, shape, within)
+
+
+@BOTH
+@pytest.mark.parametrize("rows", [1, 15, 16, 31, 100, 513, 1100, 9000])
+def test_a_mask_s_gradient_of_as_many_rows_as_groups_share(rows, static, rng):
+    # Of one group, of several, of all, in one block and in several; of rows that are batches, heads and queries.
+    for shape, of_mask in (((rows, 1, 3, 37), (3, 37)), ((1, rows, 2, 37), (2, 37)), ((rows, 37), (37,))):
+        if rows > 2000 and len(shape) > 2:
+            continue
+        dy, y, within = of_masked(rng, shape, of_mask)
+        with using(simulated(static=static, checked=rows < 1000)):
+            hold_gradient(dy, y, of_mask, within)
+
+
+@BOTH
+def test_a_mask_s_gradient_in_every_type(static, rng):
+    for y_type, dy_type, of_mask in list(itertools.product(FLOATS, repeat=3))[::2]:
+        dy, y, within = of_masked(rng, (3, 2, 5, 45), (2, 5, 45), y_type)
+        dy = dy.astype(NUMPY_TYPES[dy_type])
+        with using(simulated(static=static)):
+            hold_gradient(dy, y, (2, 5, 45), within, of_mask)
+
+
+@pytest.mark.parametrize("logarithm", [False, True])
+@pytest.mark.parametrize("columns", [31, 64, 300, 5000, 70_000])
+def test_a_mask_s_gradient_however_a_row_is_held(columns, logarithm, rng):
+    dy, y, within = of_masked(rng, (3, 2, 4, columns), (4, columns), BFLOAT16, logarithm=logarithm)
+    for architecture in (80, 90):
+        with using(simulated(architecture, checked=columns < 1000, multiprocessors=16)):
+            hold_gradient(dy, y, (4, columns), within, BFLOAT16, logarithm)
+
+
+def test_a_mask_s_gradient_has_the_same_bits_wherever_the_rows_lie(rng):
+    for columns in (40, 61):
+        dy, y, within = of_masked(rng, (30, columns), (columns,), BFLOAT16, "aligned")
+        found = []
+        for (offset, gap), (of_dy, gap_of_dy) in itertools.product(((0, 0), (3, 0), (4, 3), (0, 27)), repeat=2):
+            with using(simulated()):
+                given = at(dy, of_dy, gap_of_dy), at(y, offset, gap)
+                found.append(hold_gradient(*given, (columns,), within, causal="aligned"))
+        for other in found[1:]:
+            np.testing.assert_array_equal(found[0], other)
+
+
+@BOTH
+def test_a_mask_s_gradient_of_matrices_with_gaps_between_them(static, rng):
+    for of_mask in ((1, 3, 5, 40), (2, 1, 1, 40)):
+        dy, y, within = of_masked(rng, (2, 3, 5, 40), of_mask, causal="aligned")
+        given = (np.concatenate([array, array[:, :, :more]], axis=2)[:, :, :5] for array, more in ((dy, 2), (y, 1)))
+        with using(simulated(static=static)):
+            hold_gradient(*given, of_mask, within, causal="aligned")
+
+
+def test_a_mask_s_gradient_takes_the_mask_s_shape_and_not_its_strides(rng):
+    dy, y, _ = of_masked(rng, (2, 3, 5, 33), (33,))
+    for mask in (
+        np.zeros((2, 3, 9, 50), np.float16)[:, :, 1:6, 3:36],
+        np.broadcast_to(np.float16(0), (2, 3, 5, 66))[..., ::2],
+        np.zeros((5, 3, 2, 33), np.float16).transpose(2, 1, 0, 3)[:, ::-1],
+        np.broadcast_to(np.zeros(33, np.float16), (5, 33)),
+    ):
+        if mask.strides[-1] != 2:
+            continue
+        with using(simulated()):
+            _, found = softmax_backward(dy, y, mask=mask)
+            _, dense = softmax_backward(dy, y, mask=np.ascontiguousarray(mask))
+        assert found.flags.c_contiguous
+        np.testing.assert_array_equal(found, dense)
+
+
+@BOTH
+def test_the_gradients_of_a_mask_and_of_a_sink_together(static, rng):
+    dy, y, within = of_masked(rng, (2, 3, 7, 40), (7, 40), causal="aligned")
+    sink, lse = np.array([0.5, -np.inf, 2], np.float32), rng.standard_normal((2, 3, 7)).astype(np.float32)
+    given = {"causal": "aligned", "sink": sink, "lse": lse, "mask": np.zeros((7, 40), np.float16)}
+    with using(simulated(static=static)):
+        dx, dsink, dmask = softmax_backward(dy, y, **given)
+        alone = softmax_backward(dy, y, **given, return_dsink=False, return_dmask=False)
+        np.testing.assert_array_equal(alone, dx)
+        np.testing.assert_array_equal(softmax_backward(dy, y, **given, return_dmask=False)[1], dsink)
+        np.testing.assert_array_equal(softmax_backward(dy, y, **given, return_dsink=False)[1], dmask)
+    assert_within(dsink, expected.sink_gradient(dy, y, sink, lse, within), FLOAT32, "dsink")
+    assert_within(dmask, expected.mask_gradient(dy, y, (7, 40), within), FLOAT16, "dmask")
+
+
+@pytest.mark.parametrize("queries", [5, 40])
+def test_a_mask_s_gradient_of_more_rows_than_a_grid_has_ctas_for(queries, rng):
+    # As many CTAs as a grid may have are too many here: fewer, of 32 groups of threads.
+    keys = 45
+    dy, y, within = of_masked(rng, (36, queries, keys), (queries, keys))
+    spec = MaskGradientSpec(FLOAT32, FLOAT32, FLOAT32, False, False)
+    dmask = np.full((queries, keys), 77, np.float32)
+    sums = np.where(within, dy, 0).astype(np.float64) * y
+    values = {
+        "y": y, "dy": dy, "dmask": dmask, "row_sums": sums.sum(axis=-1).astype(np.float32),
+        "y_outer_stride": keys, "y_inner_stride": 0, "dy_outer_stride": keys, "dy_inner_stride": 0,
+        "dmask_head_stride": 0, "dmask_query_stride": keys, "mask_rows": queries,
+        "columns": keys, "rows": 36 * queries, "inner_count": 1, "inner_magic": 0, "inner_shift": 0,
+        "queries": queries, "queries_magic": 0, "queries_shift": 0,
+        "matrix_heads": 36, "matrix_heads_magic": 0, "matrix_heads_shift": 0,
+    }  # fmt: skip
+    kernel = transformer_rtc.manager.get(spec, simulated())
+    for ctas, sharers in itertools.product((1, 2, 7), (1, 2, 32)):
+        dmask[...] = 77
+        config = LaunchConfig((2, ctas, 1), (spec.launch_rule.threads, 1, 1))
+        kernel.launch(config, {**values, "sharers": sharers})
+        assert_within(dmask, expected.mask_gradient(dy, y, dmask.shape, within), FLOAT32, "dmask")
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(0, 3, 4, 8), (2, 0, 4, 8), (2, 3, 0, 8)])
+def test_a_mask_s_gradient_of_no_rows_is_zero(shape, static):
+    none = np.zeros(shape, np.float32)
+    for of_mask in ((1, 1, shape[2], 8), (shape[1], 1, 8), (8,), shape):
+        with using(simulated(static=static)):
+            dx, dmask = softmax_backward(none, none, mask=np.ones(of_mask, np.float16))
+        assert dx.shape == shape and dmask.shape == of_mask and dmask.dtype == np.float16 and (dmask == 0).all()
+
+
+@pytest.mark.parametrize("logarithm", [False, True])
+def test_what_has_no_mask_s_gradient_is_refused_by_name(logarithm):
+    call = BACKWARD[logarithm]
+    for rows in (2, 0):
+        x, mask = np.zeros((rows, 3, 4, 8), np.float32), np.zeros((4, 8), np.float32)
+        for given, message in (
+            ({"mask": np.zeros((4, 8), bool)}, "only a mask of floats has a gradient; mask is bool"),
+            ({"mask": np.zeros((4, 8), np.uint8)}, "only a mask of floats has a gradient; mask is uint8"),
+            (
+                {"mask": np.zeros((4, 8), bool), "return_dmask": False},
+                "only a mask of floats has a gradient; mask is bool",
+            ),
+            ({"mask": np.zeros((4, 8), np.int8)}, "mask must be one of float32, float16, bfloat16, bool, uint8; it is"),
+            ({"return_dmask": True}, "return_dmask needs mask; it is None"),
+            ({"mask": mask[:, :7]}, r"mask must have the shape of dy, .*; it has \(4, 7\)"),
+            ({"mask": mask, "return_dmask": 1}, "return_dmask must be True or False; it is 1"),
+            ({"mask": np.zeros((4, 16), np.float32)[:, ::2]}, "mask must be contiguous in its last dimension"),
+        ):
+            with using(simulated()), pytest.raises(ArgumentError, match=f"^{call.__name__}: {message}"):
+                call(x, x, **given)
+    # Batches of which some are broadcast and others are not have no one stride, though the mask's own are 0.
+    x, mask = np.zeros((2, 3, 2, 4, 8), np.float32), np.broadcast_to(np.float32(0), (2, 1, 2, 4, 8))
+    mask = np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), mask.shape, (0, 0, 0, 0, 4))
+    with using(simulated()):
+        assert call(x, x, mask=mask, return_dmask=False).shape == x.shape
+        with pytest.raises(ArgumentError, match=f"^{call.__name__}: mask must have dimensions before the heads that"):
+            call(x, x, mask=mask)
+
+
+@pytest.mark.parametrize("name", ["dy", "y"])
+def test_an_output_in_place_is_refused_where_the_rows_are_read_again(name, rng):
+    dy, y, _ = of_masked(rng, (3, 4, 8), (4, 8))
+    given, mask = {"dy": dy, "y": y}, np.zeros((4, 8), np.float32)
+    with using(simulated()):
+        before = given[name].copy()
+        with pytest.raises(ArgumentError, match=f"^softmax_backward: out must not overlap {name}, which is read again"):
+            softmax_backward(dy, y, mask=mask, out=given[name])
+        np.testing.assert_array_equal(before, given[name])
+        assert softmax_backward(dy, y, mask=mask, return_dmask=False, out=given[name]) is given[name]
+
+
 # ---- Keys and arguments ----------------------------------------------------------------------------------------------
 
 
@@ -439,6 +679,19 @@ def test_few_kernels_serve_every_length(operator):
             assert rule.dynamic_shared_memory <= limits.shared_memory_per_cta - 4096
             assert config.threads <= 1024 and config.threads % 32 == 0
         assert len(symbols) <= 12
+
+
+@pytest.mark.parametrize("operator", ["softmax_backward", "log_softmax_backward"])
+def test_one_kernel_makes_a_gradient_of_every_length(operator):
+    of_rows, others = dict.fromkeys(("dy", "y", "out"), BFLOAT16), dict.fromkeys(("mask", "dmask"), FLOAT16)
+    dtypes = {**of_rows, **others, "sink": FLOAT32, "dsink": FLOAT32, "lse": FLOAT32}
+    for flags in (frozenset(), frozenset({"causal"})):
+        requests = [dispatch.Request(operator, dtypes, columns, False, False, flags) for columns in BUCKETS]
+        stages = [module._FAMILY.specialise(request, ARCHITECTURES[90]) for request in requests]
+        assert all(first.row_bytes == 4 and first.columns_per_cta == 0 for (_, first), *_ in stages)
+        assert len({(of_sink[0].symbol, of_mask[0].symbol) for _, of_sink, of_mask in stages}) == 1
+        general = [module._FAMILY.static(request) for request in requests]
+        assert len({(of_sink[0].symbol, of_mask[0].symbol) for _, of_sink, of_mask in general}) == 1
 
 
 def test_a_new_length_in_a_bucket_makes_no_plan(monkeypatch, rng):
@@ -476,6 +729,7 @@ def test_a_function_passes_each_argument_on_in_its_place(name, monkeypatch):
     renamed = {
         **returned,
         "dsink": "the return_dsink",
+        "dmask": "the return_dmask",
         "causal": True,
         "upper_triangular": False,
         "window": 5,

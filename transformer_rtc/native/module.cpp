@@ -326,6 +326,7 @@ PYBIND11_MODULE(_native, module) {
       .value("ROW_VALUES", Role::row_values)
       .value("COLUMN_VALUES", Role::column_values)
       .value("HEAD_SUMS", Role::head_sums)
+      .value("MASK_SUMS", Role::mask_sums)
       .value("SM_MARGIN", Role::sm_margin)
       .value("STREAM", Role::stream);
   py::enum_<Source>(module, "Source")
@@ -357,16 +358,20 @@ PYBIND11_MODULE(_native, module) {
       .value("HEAD_STRIDE", Source::head_stride)
       .value("QUERY_STRIDE", Source::query_stride)
       .value("ROW_PARTIALS", Source::row_partials)
+      .value("MASK_ROWS", Source::mask_rows)
+      .value("SHARERS", Source::sharers)
       .value("DIAGONAL", Source::diagonal);
 
   py::class_<Stage>(module, "Stage")
       .def(py::init([](std::shared_ptr<Launcher> launcher, std::array<unsigned, 3> block,
                        std::array<unsigned, 3> cluster, unsigned dynamic_shared_memory, bool cooperative,
-                       const std::vector<std::tuple<Source, int, int>>& fields, int64_t columns_per_cta, bool early) {
+                       const std::vector<std::tuple<Source, int, int>>& fields, int64_t columns_per_cta, bool early,
+                       int64_t row_groups) {
         Stage stage{std::move(launcher),
                     launch_shape({1, 1, 1}, block, cluster, dynamic_shared_memory, cooperative),
                     {},
-                    columns_per_cta};
+                    columns_per_cta,
+                    row_groups};
         stage.shape.early = early;
         for (const auto& [source, index, offset] : fields) {
           if (offset < 0 || offset + 8 > kMaxParameterBytes) throw std::invalid_argument("too many parameters");
@@ -384,8 +389,8 @@ PYBIND11_MODULE(_native, module) {
             throw std::invalid_argument("a plan's first launch is over rows, and the others are over columns or heads");
           }
         }
-        return Plan{std::move(stages), rows_per_cta, ctas_per_row, max_groups,     workspace_bytes,
-                    partial_bytes,     row_bytes,    whole_heads,  group_unit,     multiprocessors};
+        return Plan{std::move(stages), rows_per_cta, ctas_per_row, max_groups, workspace_bytes,
+                    partial_bytes,     row_bytes,    whole_heads,  group_unit, multiprocessors};
       }),
       py::arg("stages"), py::arg("rows_per_cta"), py::arg("ctas_per_row"), py::arg("max_groups"),
       py::arg("workspace_bytes"), py::arg("partial_bytes"), py::arg("whole_heads"), py::arg("multiprocessors"),

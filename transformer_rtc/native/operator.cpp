@@ -76,6 +76,8 @@ std::string shown(PyObject* value) {
   return py::module_::import("transformer_rtc.errors").attr("shown")(py::handle(value)).cast<std::string>();
 }
 
+constexpr int64_t kMostInY = 65535;  // CTAs of a grid's second dimension
+
 int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 // Of what is divided by, only: where rows are told apart they are fewer than 2^31.
@@ -135,10 +137,11 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, PyObject* 
     if (!is_array(role)) continue;
     const bool input = role == Role::rows || role == Role::columns || role == Role::row_inputs || role == Role::value ||
                        role == Role::mask || role == Role::head_values;
-    arrays_.push_back({&argument, role, static_cast<int>(i), role == Role::rows || role == Role::rows_out, input,
-                       role == Role::rows_out || role == Role::value_out,
-                       role == Role::row_values || role == Role::column_values || role == Role::head_sums,
-                       input && !argument.optional, nullptr});
+    arrays_.push_back(
+        {&argument, role, static_cast<int>(i), role == Role::rows || role == Role::rows_out, input,
+         role == Role::rows_out || role == Role::value_out,
+         role == Role::row_values || role == Role::column_values || role == Role::head_sums || role == Role::mask_sums,
+         input && !argument.optional, nullptr});
   }
   if (arguments_.empty() || arguments_[0].role != Role::rows || arguments_[0].optional || arrays_.size() > kMaxArrays) {
     throw std::invalid_argument("an operator's first argument is an array of rows, and it has at most " +
@@ -242,6 +245,7 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
       case Role::row_values:
       case Role::column_values:
       case Role::head_sums:
+      case Role::mask_sums:
         call.wanted[array] = truth(argument, value);
         if (argument.role == Role::row_values) call.dtypes[array] = argument.dtypes[0];
         ++array;
@@ -542,6 +546,15 @@ void Operator::check_mask(const std::string& name, const View& view, const View&
   }
 }
 
+void Operator::check_mask_sums(const Call& call, size_t array, Layout& layout) const {
+  const int like = arrays_[array].argument->like;
+  if (!call.wanted[array] || call.objects[like] == nullptr) return;  // without a mask a plan is refused
+  View dense = call.views[like];
+  dense.strides = nullptr;
+  check_mask(arrays_[like].argument->called, dense, call.views[0], layout.mask_strides[array]);
+  layout.mask_rows = dense.size() / dense.shape[dense.ndim - 1];
+}
+
 Operator::Layout Operator::check(Call& call) const {
   const View& first = call.views[0];
   const std::string& first_name = arguments_[0].called;
@@ -581,6 +594,9 @@ Operator::Layout Operator::check(Call& call) const {
   if (columns < 1 || columns > kMostColumns) {
     refuse(first_name, "must have 1 to 2^30 elements in its last dimension; it has " + std::to_string(columns));
   }
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    if (arrays_[i].role == Role::mask_sums) check_mask_sums(call, i, layout);
+  }
   RowStrides strides[kMaxArrays];
   Geometry& geometry = layout.geometry;
   if (!collapse_rows(row_views, row_count, geometry, strides)) {
@@ -611,8 +627,7 @@ Operator::Layout Operator::check(Call& call) const {
   if (by_query && geometry.rows > INT32_MAX) {
     refuse(first_name, "may have up to 2^31 - 1 rows where they are told apart by their query");
   }
-  constexpr int64_t most_heads = 65535;  // a grid's second dimension
-  if (layout.per_head && (geometry.rows > INT32_MAX || layout.heads > most_heads)) {
+  if (layout.per_head && (geometry.rows > INT32_MAX || layout.heads > kMostInY)) {
     refuse(*layout.pattern_name, "may have a row for each head up to 65535 heads and 2^31 - 1 rows of " + first_name +
                                      "; there are " + std::to_string(layout.heads) + " heads and " +
                                      std::to_string(geometry.rows) + " rows");
@@ -629,6 +644,10 @@ void Operator::check_overlap(const Call& call, const Layout& layout) const {
     return arrays_[i].of_rows ? extent_of(geometry, view, layout.strides[i]) : extent_of(view);
   };
   const auto given = [&](size_t i) { return call.objects[i] != nullptr && call.views[i].size() > 0; };
+  const Argument* reader = nullptr;  // of rows, behind the launch that writes
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    if (arrays_[i].role == Role::mask_sums && call.wanted[i]) reader = arrays_[i].argument;
+  }
   for (size_t out = 0; out < arrays_.size(); ++out) {
     if (!arrays_[out].written || !given(out)) continue;
     const std::string& name = arrays_[out].argument->called;
@@ -648,6 +667,9 @@ void Operator::check_overlap(const Call& call, const Layout& layout) const {
       } else {
         const bool in_place = a.data == b.data && a.dtype == b.dtype && a_strides.outer == b_strides.outer &&
                               a_strides.inner == b_strides.inner;
+        if (reader != nullptr && arrays_overlap(geometry, a, a_strides, b, b_strides)) {
+          refuse(name, "must not overlap " + other_name + ", which is read again for " + reader->name);
+        }
         if (!in_place && arrays_overlap(geometry, a, a_strides, b, b_strides)) {
           refuse(name, "must be " + other_name + " itself or not overlap it");
         }
@@ -672,6 +694,10 @@ void Operator::make_outputs(Call& call, Layout& layout, Allocator& allocator, Ou
     } else if (arrays_[i].role == Role::head_sums) {
       ndim = 1;
       shape = &layout.matrix_heads;
+    } else if (arrays_[i].role == Role::mask_sums) {
+      const View& mask = call.views[arrays_[i].argument->like];
+      ndim = mask.ndim;
+      shape = mask.shape;
     } else if (arrays_[i].role == Role::column_values) {
       ndim = layout.per_head ? 2 : 1;
       shape += first.ndim - ndim;
@@ -714,6 +740,15 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
   return launched;
 }
 
+int64_t Operator::sharers(const Layout& layout, const Stage& stage) {
+  // So that each has 8 rows at least: what a CTA costs is little beside them. The shape alone decides, and with it the
+  // order of the sums.
+  const int64_t most = std::min(stage.row_groups, layout.geometry.rows / layout.mask_rows / 8);
+  int64_t sharers = 1;
+  while (2 * sharers <= most) sharers *= 2;
+  return sharers;
+}
+
 std::vector<Memory> Operator::memory(const Call& call, const Layout& layout) const {
   const Geometry& geometry = layout.geometry;
   std::vector<Memory> memory;
@@ -738,6 +773,8 @@ std::vector<Memory> Operator::memory(const Call& call, const Layout& layout) con
       rows.inner_stride = layout.strides[i].inner;
     } else if (array.role == Role::head_values || array.role == Role::head_sums) {
       rows.columns = layout.matrix_heads;
+    } else if (array.role == Role::mask_sums) {
+      rows.columns = layout.mask_rows * geometry.columns;
     } else if (array.role == Role::mask) {
       const Extent extent = extent_of_strided(call.views[i]);
       rows.data = const_cast<char*>(extent.low);
@@ -762,12 +799,14 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
     // Refused as rows would be, without a kernel.
     check_margin(call, ask(check_, call, layout, bucket_of(geometry.columns)).cast<int64_t>());
     // Sums over no rows are zero; nothing else is written.
-    const int64_t column_elements = layout.heads * geometry.columns;
     make_outputs(call, layout, allocator, outputs);
     for (size_t i = 0; i < arrays_.size(); ++i) {
-      const bool of_heads = arrays_[i].role == Role::head_sums;
-      const int64_t elements = of_heads ? layout.matrix_heads : column_elements;
-      if (!(of_heads || arrays_[i].role == Role::column_values) || !call.wanted[i] || elements == 0) continue;
+      const Role role = arrays_[i].role;
+      const int64_t elements = role == Role::head_sums       ? layout.matrix_heads
+                               : role == Role::mask_sums     ? layout.mask_rows * geometry.columns
+                               : role == Role::column_values ? layout.heads * geometry.columns
+                                                             : 0;
+      if (!call.wanted[i] || elements == 0) continue;
       plan(call, layout)->stages[0].launcher->zero(call.views[i].data, elements * dtype_bytes(call.dtypes[i]), stream);
     }
     return outputs.release();
@@ -821,7 +860,12 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
         shape.grid = {static_cast<unsigned>(layout.matrix_heads), 1, 1};
       } else {
         const int64_t ctas = (geometry.columns + stage.columns_per_cta - 1) / stage.columns_per_cta;
-        shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(layout.heads), 1};
+        int64_t in_y = layout.heads;
+        if (stage.row_groups > 0) {
+          const int64_t rows_per_cta = stage.row_groups / sharers(layout, stage);
+          in_y = std::min(kMostInY, (layout.mask_rows + rows_per_cta - 1) / rows_per_cta);
+        }
+        shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(in_y), 1};
       }
       // The first launch wrote them.
       for (size_t i = written_first; i < memory.size(); ++i) memory[i].initialised = true;
@@ -889,6 +933,12 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
           break;
         case Source::row_partials:
           put(params, field.offset, workspace + rows_at);
+          break;
+        case Source::mask_rows:
+          put(params, field.offset, layout.mask_rows);
+          break;
+        case Source::sharers:
+          put(params, field.offset, static_cast<int32_t>(sharers(layout, stage)));
           break;
         case Source::queries:
           put(params, field.offset, static_cast<uint32_t>(layout.queries));

@@ -34,6 +34,7 @@ enum class Role {
   row_values,     // bool: whether to return an output [...] with one value a row
   column_values,  // bool: whether to return an output of the shape of the columns
   head_sums,      // bool: whether to return an output [heads], of rows [..., heads, queries, columns]
+  mask_sums,      // bool: whether to return an output of the shape of the mask that it is like
   sm_margin,      // int: multiprocessors to leave free
   stream,         // stream handle, an object that has one, or None: the framework's current stream
 };
@@ -78,7 +79,9 @@ enum class Source {
   head_stride,
   query_stride,
   row_partials,
-  diagonal,  // how many columns there are more than queries
+  mask_rows,  // of what has the shape of a mask
+  sharers,    // groups of threads of a CTA that share what one of these was broadcast to
+  diagonal,   // how many columns there are more than queries
 };
 
 struct FieldFill {
@@ -96,6 +99,7 @@ struct Stage {
   LaunchShape shape;  // but for the grid
   std::vector<FieldFill> fields;
   int64_t columns_per_cta;  // of a launch behind the first, whose grid is over the columns and heads; or kOfHeads
+  int64_t row_groups;       // of threads in a CTA, where the grid is over the columns and a mask's rows; else 0
 };
 
 // All that is fixed once the arguments' types and the hidden size are known. The first stage is over the rows.
@@ -191,6 +195,7 @@ class Operator {
     int64_t queries = 1;
     int64_t matrix_heads = 1;
     MaskStrides mask_strides[kMaxArrays];
+    int64_t mask_rows = 1;  // of an output of the shape of a mask
   };
   // Implementation, flags and device; columns; the arrays' dtypes.
   using Key = std::array<uint64_t, 2 + kMaxArrays * sizeof(DtypeId) / sizeof(uint64_t)>;
@@ -210,7 +215,10 @@ class Operator {
   Layout check(Call& call) const;
   void check_view(const Array& array, const View& view, const View& first, Layout& layout) const;
   void check_mask(const std::string& name, const View& view, const View& first, MaskStrides& strides) const;
-  // Written arrays must not overlap any other, but for an output of rows that is an input of rows: in place.
+  // Of an output of the shape of a mask: its own strides, and how many rows it has.
+  void check_mask_sums(const Call& call, size_t array, Layout& layout) const;
+  // Written arrays must not overlap any other, but for an output of rows that is an input of rows, in place, unless
+  // that is read again by a launch behind the one that writes.
   void check_overlap(const Call& call, const Layout& layout) const;
   // Allocates where the caller gave none; returns the results.
   struct Outputs;
@@ -218,6 +226,8 @@ class Operator {
   void check_margin(const Call& call, int64_t multiprocessors) const;
   // How many groups of CTAs share out the rows.
   int64_t groups(const Call& call, const Layout& layout, const Plan& plan) const;
+  // Groups of threads of a stage's CTA that share the rows that one row of a mask was broadcast to.
+  static int64_t sharers(const Layout& layout, const Stage& stage);
   std::vector<Memory> memory(const Call& call, const Layout& layout) const;
 
   std::string name_;

@@ -46,7 +46,7 @@ class NormConfig(RowDivision):
         return self.threads_per_row * self.steps * self.vector
 
     def slice(self, hidden: int) -> int:
-        """Return a CTA's columns of a row that it holds: those of a ragged one may begin anywhere in their first Vec."""
+        """Return the columns of a row that a CTA holds. Those of a ragged one may begin anywhere in their first Vec."""
         return self.chunk - (self.vector if self.ragged(hidden) else 0)
 
     def ragged(self, hidden: int) -> bool:
@@ -311,8 +311,8 @@ class _Division:
     def config(self, entry: _Entry, clusters: bool) -> NormConfig:
         """Return a table's configuration for this row.
 
-        A row that is no whole vectors of 16 bytes is read by smaller ones; or is ragged, where a CTA takes rows in turn,
-        one at a time.
+        A row that is no whole vectors of 16 bytes is read by smaller ones; or it is ragged, where a CTA takes rows in
+        turn, one at a time.
         """
         ctas, threads, steps, rows, in_shared = entry.ctas, entry.threads, entry.steps, entry.rows, entry.in_shared
         vector = self._vector

@@ -15,7 +15,7 @@ from .programs import (
     WORKSPACE,
     entry,
     literal,
-    params_of,
+    memoised_params,
     pointers,
     present,
     row_fields,
@@ -66,7 +66,11 @@ class _RowSpec(KernelSpec):
         bounds = str(config.threads)
         # Else the compiler spills, or does with few registers, to fit one more CTA: in a cooperative grid, which is
         # held back by its barrier anyway, or where shared memory has no place for it.
-        if config.exchange == "grid" or self._takes_registers or 2 * (shared_bytes + RESERVED_SHARED) > SHARED_OF_MULTIPROCESSOR:
+        if (
+            config.exchange == "grid"
+            or self._takes_registers
+            or 2 * (shared_bytes + RESERVED_SHARED) > SHARED_OF_MULTIPROCESSOR
+        ):
             bounds += ", 1"
         ways = {"clusters": config.clusters, "in_shared": config.in_shared, "ragged": config.ragged(self.hidden)}
         sizes = config.numbers | {
@@ -167,7 +171,7 @@ class ForwardSpec(_RowSpec):
         before, after = self.adds == "before", self.adds == "after"
         rows = present(x=True, residual=before or after, out=True, residual_out=before)
         others = present(weight=self.weight, bias=self.bias, scale=self.scale)
-        return params_of(
+        return memoised_params(
             (
                 *pointers(*rows, *others, *self.stores),
                 *(WORKSPACE if self.config.exchange == "grid" else ()),
@@ -318,7 +322,7 @@ class BackwardSpec(_RowSpec):
             rstd=self.statistics,
         )
         partials = (Field("partials", "pointer", "partials"),) if self.dweight or self.dbias else ()
-        return params_of(
+        return memoised_params(
             (
                 *pointers(*rows, *others),
                 *partials,
@@ -438,7 +442,7 @@ class FinishSpec(KernelSpec):
 
     @property
     def params(self) -> Params:
-        return params_of((*pointers(*present(dweight=self.dweight, dbias=self.dbias)), *FINISH_FIELDS))
+        return memoised_params((*pointers(*present(dweight=self.dweight, dbias=self.dbias)), *FINISH_FIELDS))
 
     @property
     def program(self) -> str:

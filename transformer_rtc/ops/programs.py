@@ -20,8 +20,8 @@ __all__ = [
     "entry",
     "general_program",
     "literal",
+    "memoised_params",
     "of_arrays",
-    "params_of",
     "pointers",
     "present",
     "row_fields",
@@ -139,7 +139,7 @@ def dtypes(*names: str) -> tuple[Field, ...]:
 
 
 @lru_cache(maxsize=256)
-def params_of(fields: tuple[Field, ...]) -> Params:
+def memoised_params(fields: tuple[Field, ...]) -> Params:
     """Return the parameters that have these fields."""
     return Params(fields)
 
@@ -161,6 +161,8 @@ def traits(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: Mappi
     """Return the struct Traits that says what a kernel is specialised for."""
     lines = [f"  using {name} = {dtype.text};" for name, dtype in types.items()]
     for kind, values in (("bool", flags), ("int", numbers)):
+        if not values:
+            continue  # an enum of nothing is warned of
         lines.append(f"  enum : {kind} {{")
         lines += [f"    {name} = {literal(value)}," for name, value in values.items()]
         lines.append("  };")

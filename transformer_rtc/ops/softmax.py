@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import index
 from typing import Any
 
@@ -11,8 +12,9 @@ from ..errors import ArgumentError, shown
 from ..spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, DType, KernelSpec
 from .softmax_kernels import (
     BUCKETS,
+    MaskGradientSpec,
+    SinkGradientSpec,
     SoftmaxBackwardSpec,
-    SoftmaxFinishSpec,
     SoftmaxForwardSpec,
     configure,
     general_launches,
@@ -35,6 +37,15 @@ class _SoftmaxFamily:
             missing = "sink" if not dtypes["sink"] else "lse"
             raise ArgumentError(f"{request.operator}: return_dsink needs sink and lse; {missing} is None")
         mask = dtypes.get("mask")
+        if "backward" in request.operator:
+            if dtypes.get("dmask") and mask is None:
+                raise ArgumentError(f"{request.operator}: return_dmask needs mask; it is None")
+            for name in ("mask", "dmask"):
+                dtype = dtypes.get(name)
+                if dtype and dtype not in _FLOATS:
+                    raise ArgumentError(
+                        f"{request.operator}: only a mask of floats has a gradient; {name} is {dtype.name}"
+                    )
         if "mask_keeps" in request.flags and (mask is None or mask in _FLOATS):
             given = "there is none" if mask is None else f"it is {mask.name}, and is added"
             raise ArgumentError(f"{request.operator}: mask_keeps needs a mask of bool or uint8; {given}")
@@ -44,11 +55,7 @@ class _SoftmaxFamily:
         spec, staged = _spec(request, limits)
         shared = spec.config.shared_memory(request.columns, staged)
         first = (spec, spec.launch_rule._replace(dynamic_shared_memory=shared))
-        dsink = request.dtypes.get("dsink")
-        if dsink is None:
-            return (first,)
-        finish = SoftmaxFinishSpec(dsink)
-        return first, (finish, finish.launch_rule)
+        return first, *((spec, spec.launch_rule) for spec in _gradients(request))
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
         self.check(request)
@@ -71,8 +78,8 @@ def _spec(request: Request, limits: DeviceLimits) -> tuple[SoftmaxForwardSpec | 
         dy, y = dtypes["dy"], dtypes["y"]
         assert dy is not None and y is not None
         config = configure(request.columns, (dy, y, out), (y, dy), limits, backward=True, causal=causal)
-        sink = dtypes["sink"] if dtypes["dsink"] else None
-        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sink, config), (y, dy)
+        sums = bool(dtypes.get("dsink") or dtypes.get("dmask"))
+        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config), (y, dy)
     x = dtypes["x"]
     assert x is not None
     mask = dtypes["mask"]
@@ -90,6 +97,20 @@ def _spec(request: Request, limits: DeviceLimits) -> tuple[SoftmaxForwardSpec | 
         config=config,
     )
     return spec, staged
+
+
+def _gradients(request: Request) -> Iterator[SinkGradientSpec | MaskGradientSpec]:
+    """Yield the kernels that follow a backward's first one, in the order of their results."""
+    dtypes = request.dtypes
+    sink, dsink, dmask = (dtypes.get(name) for name in ("sink", "dsink", "dmask"))
+    if dsink:
+        assert sink is not None
+        yield SinkGradientSpec(sink, dsink)
+    if dmask:
+        dy, y = dtypes["dy"], dtypes["y"]
+        assert dy is not None and y is not None
+        logarithm = request.operator.startswith("log_")
+        yield MaskGradientSpec(dy, y, dmask, logarithm, "causal" in request.flags)
 
 
 _FAMILY = _SoftmaxFamily()
@@ -131,9 +152,12 @@ def _backward_operator(name: str) -> Operator:
             *_CAUSAL,
             Argument("sink", "head_values", _FLOATS, optional=True),
             Argument("lse", "row_inputs", (FLOAT32,), optional=True),
+            # Masks of bytes are refused by the family, which says why.
+            Argument("mask", "mask", (*_FLOATS, BOOL, UINT8), optional=True),
             Argument("out", "rows_out", _FLOATS, like="y"),
             Argument("out_dtype", "dtype_out", _FLOATS, of=("out",)),
             Argument("dsink", "head_sums", _FLOATS, like="sink"),
+            Argument("dmask", "mask_sums", (*_FLOATS, BOOL, UINT8), like="mask"),
             Argument("stream", "stream"),
         ),
         BUCKETS,
@@ -285,15 +309,18 @@ def softmax_backward(
     window: int | None = None,
     sink: Any = None,
     lse: Any = None,
+    mask: Any = None,
     out: Any = None,
     out_dtype: Any = None,
     return_dsink: bool | None = None,
+    return_dmask: bool | None = None,
     stream: Any = None,
 ) -> Any:
     """Return the gradient of `softmax` for x: ``dx = scale * y * (dy - sum(dy * y))``.
 
-    There is no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. The gradient of a mask of floats is
-    that of x with a scale of 1, added up over what it was broadcast to.
+    It needs no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. A mask of floats, which was added, has
+    a gradient of its own: ``dmask = sum(y * (dy - sum(dy * y)))``, of which the outer sum is over the rows that an
+    element of the mask was broadcast to.
 
     Parameters
     ----------
@@ -305,13 +332,19 @@ def softmax_backward(
         The forward call's: what they exclude is not read, and dx is 0 there.
     sink, lse : array [heads] and array [...], float32, optional
         The forward call's sink and the lse that it returned, for the sink's gradient.
+    mask : array of float32, float16 or bfloat16, optional
+        The forward call's, for its gradient: its elements are not read.
     out : array like y, optional
-        Where dx is written: dy or y itself, or an array that shares no element with them.
+        Where dx is written: dy or y itself, unless dmask is returned, for which they are read again; or an array that
+        shares no element with the inputs.
     out_dtype : data type, optional
         Of dx where `out` is not given: float32, float16 or bfloat16; y's by default.
     return_dsink : bool
         Whether to return the sink's gradient, ``-sum(exp(sink - lse) * sum(dy * y))`` over the batches and queries, in
         an order that the shape fixes; by default whether a sink is given.
+    return_dmask : bool
+        Whether to return the mask's gradient, added up in float32 in an order that the shape fixes; by default whether
+        a mask is given.
     stream : optional
         As `rms_norm` takes it.
 
@@ -321,6 +354,8 @@ def softmax_backward(
         Of dy's framework, or `out`.
     dsink : array like sink
         If `return_dsink`.
+    dmask : array like mask
+        If `return_dmask`; contiguous.
 
     Raises
     ------
@@ -332,7 +367,9 @@ def softmax_backward(
     region = _region("softmax_backward", causal, window)
     if return_dsink is None:
         return_dsink = sink is not None
-    return _softmax_backward(dy, y, scale, *region, sink, lse, out, out_dtype, return_dsink, stream)
+    if return_dmask is None:
+        return_dmask = mask is not None
+    return _softmax_backward(dy, y, scale, *region, sink, lse, mask, out, out_dtype, return_dsink, return_dmask, stream)
 
 
 def log_softmax_backward(
@@ -344,9 +381,11 @@ def log_softmax_backward(
     window: int | None = None,
     sink: Any = None,
     lse: Any = None,
+    mask: Any = None,
     out: Any = None,
     out_dtype: Any = None,
     return_dsink: bool | None = None,
+    return_dmask: bool | None = None,
     stream: Any = None,
 ) -> Any:
     """Return the gradient of `log_softmax` for x: ``dx = scale * (dy - exp(y) * sum(dy))``.
@@ -355,13 +394,14 @@ def log_softmax_backward(
 
     Parameters
     ----------
-    dy, y, scale, causal, window, sink, lse, out, out_dtype, return_dsink, stream
+    dy, y, scale, causal, window, sink, lse, mask, out, out_dtype, return_dsink, return_dmask, stream
         As `softmax_backward` takes them; y is what `log_softmax` returned.
 
     Returns
     -------
-    dx, dsink
-        As `softmax_backward` returns them; dsink is ``-sum(exp(sink - lse) * sum(dy))``.
+    dx, dsink, dmask
+        As `softmax_backward` returns them; dsink is ``-sum(exp(sink - lse) * sum(dy))``, and dmask
+        ``sum(dy - exp(y) * sum(dy))``.
 
     Raises
     ------
@@ -373,4 +413,8 @@ def log_softmax_backward(
     region = _region("log_softmax_backward", causal, window)
     if return_dsink is None:
         return_dsink = sink is not None
-    return _log_softmax_backward(dy, y, scale, *region, sink, lse, out, out_dtype, return_dsink, stream)
+    if return_dmask is None:
+        return_dmask = mask is not None
+    return _log_softmax_backward(
+        dy, y, scale, *region, sink, lse, mask, out, out_dtype, return_dsink, return_dmask, stream
+    )

@@ -19,8 +19,8 @@ from .programs import (
     entry,
     general_program,
     literal,
+    memoised_params,
     of_arrays,
-    params_of,
     pointers,
     present,
     row_fields,
@@ -29,9 +29,10 @@ from .programs import (
 
 __all__ = [
     "BUCKETS",
+    "MaskGradientSpec",
+    "SinkGradientSpec",
     "SoftmaxBackwardSpec",
     "SoftmaxConfig",
-    "SoftmaxFinishSpec",
     "SoftmaxForwardSpec",
     "configure",
     "general_launches",
@@ -274,7 +275,7 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
 
     @property
     def params(self) -> Params:
-        return params_of(
+        return memoised_params(
             (
                 *pointers("x", "out", *present(mask=self.mask, sink=self.sink, lse=self.lse)),
                 *(WORKSPACE if self.config.exchange == "grid" else ()),
@@ -323,8 +324,8 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
         Of dy, y and dx.
     logarithm, causal : bool
         As `SoftmaxForwardSpec` has them.
-    sink : DType or None
-        Of the heads' sinks, where their gradient is asked for.
+    sums : bool
+        Whether it leaves each row's sum, for what follows.
     config : SoftmaxConfig
         How a row is divided.
     """
@@ -334,7 +335,7 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
     output: DType
     logarithm: bool
     causal: bool
-    sink: DType | None
+    sums: bool
     config: SoftmaxConfig
 
     @property
@@ -344,66 +345,65 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
             parts.append(f"dy_{self.gradient.symbol}")
         if self.output is not self.input:
             parts.append(f"dx_{self.output.symbol}")
-        parts += present(causal=self.causal)
-        parts += [f"sink_{self.sink.symbol}"] if self.sink else []
+        parts += present(causal=self.causal, sums=self.sums)
         return "_".join((*parts, self.config.symbol))
 
     @property
     def params(self) -> Params:
-        return params_of(
+        return memoised_params(
             (
-                *pointers("y", "dy", "dx", *(("sink", "lse") if self.sink else ())),
-                *(_ROW_PARTIALS if self.sink else ()),
+                *pointers("y", "dy", "dx"),
+                *(_ROW_SUMS if self.sums else ()),
                 *(WORKSPACE if self.config.exchange == "grid" else ()),
                 *row_fields("y", "dy", "dx"),
                 *GEOMETRY,
                 *_COLUMNS,
                 *_SCALE,
-                *(_QUERIES if self.causal or self.sink else ()),
+                *(_QUERIES if self.causal else ()),
                 *(_CAUSAL if self.causal else ()),
-                *(_MATRICES if self.sink else ()),
             )
         )
 
     @property
     def program(self) -> str:
-        types = {
-            "Gradient": self.gradient,
-            "Input": self.input,
-            "Output": self.output,
-            "Sink": self.sink or self.input,
-        }
-        flags = {"logarithm": self.logarithm, "causal": self.causal, "has_dsink": self.sink is not None}
+        types = {"Gradient": self.gradient, "Input": self.input, "Output": self.output}
+        flags = {"logarithm": self.logarithm, "causal": self.causal, "leaves_sums": self.sums}
         return self._program("softmax_backward", types, flags)
 
     @property
     def launch_rule(self) -> LaunchRule:
-        return self._rule(1)._replace(row_bytes=_ROW_BYTES if self.sink else 0)
+        return self._rule(1)._replace(row_bytes=_ROW_BYTES if self.sums else 0)
 
 
-# A row's part of its sink's gradient.
-_ROW_PARTIALS = (Field("row_partials", "pointer", "row_partials"),)
+# What dx of a row needs the whole row for: sum(dy * y), or sum(dy).
+_ROW_SUMS = (Field("row_sums", "pointer", "row_partials"),)
 _ROW_BYTES = 4
-_FINISH_FIELDS = (*_ROW_PARTIALS, Field("rows", "int64", "rows"), _QUERIES[0], _MATRICES[0])
+_SINK_GRADIENT_FIELDS = (
+    *pointers("sink", "lse", "dsink"), *_ROW_SUMS, Field("rows", "int64", "rows"), _QUERIES[0], _MATRICES[0],
+)  # fmt: skip
 # trtc::finish_threads.
-_FINISH_RULE = LaunchRule(threads=256, columns_per_cta=OF_HEADS)
+_SINK_GRADIENT_RULE = LaunchRule(threads=256, columns_per_cta=OF_HEADS)
 
 
 @dataclass(frozen=True)
-class SoftmaxFinishSpec(KernelSpec):
-    """The backward's second launch: a head's rows are added up.
+class SinkGradientSpec(KernelSpec):
+    """A launch behind the backward's first one: what a head's rows add to its sink's gradient.
 
     Attributes
     ----------
-    dsink : DType
-        Of the sinks' gradient.
+    sink, dsink : DType
+        Of the sinks and of their gradient.
     """
 
+    sink: DType
     dsink: DType
 
     @property
     def symbol(self) -> str:
-        return f"softmax_backward_finish_{self.dsink.symbol}"
+        parts = ["softmax_backward_sink_gradient", self.sink.symbol]
+        if self.dsink is not self.sink:
+            parts.append(f"dsink_{self.dsink.symbol}")
+        return "_".join(parts)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -411,20 +411,89 @@ class SoftmaxFinishSpec(KernelSpec):
 
     @property
     def params(self) -> Params:
-        return params_of((*pointers("dsink"), *_FINISH_FIELDS))
+        return memoised_params(_SINK_GRADIENT_FIELDS)
 
     @property
     def program(self) -> str:
-        template = f"softmax_backward_finish<{self.dsink.text}>"
+        template = f"softmax_backward_sink_gradient<{self.sink.text}, {self.dsink.text}>"
         return (
             '#include "softmax_backward.cu"\n\n'
             f"{self.params.text('Params')}"
-            f"{entry(self.symbol, template, _FINISH_RULE.threads)}"
+            f"{entry(self.symbol, template, _SINK_GRADIENT_RULE.threads)}"
         )
 
     @property
     def launch_rule(self) -> LaunchRule:
-        return _FINISH_RULE
+        return _SINK_GRADIENT_RULE
+
+
+_MASK_GRADIENT_ARRAYS = (*pointers("y", "dy", "dmask"), *_ROW_SUMS, *row_fields("y", "dy"))
+_MASK_GRADIENT_FIELDS = (
+    *(Field(f"dmask_{name}", "int64", f"dmask.{name}") for name in ("head_stride", "query_stride")),
+    Field("mask_rows", "int64", "mask_rows"),
+    Field("sharers", "int32", "sharers"),
+    *_COLUMNS,
+    *GEOMETRY,
+    *_QUERIES,
+    *_MATRICES,
+)
+# trtc::mask_threads, mask_columns and mask_groups. A multiprocessor holds three CTAs: with fewer registers than that
+# leaves, some spill.
+_MASK_GRADIENT_RULE = LaunchRule(threads=256, columns_per_cta=32, row_groups=32)
+_MASK_GRADIENT_BOUNDS = f"{_MASK_GRADIENT_RULE.threads}, 3"
+
+
+@dataclass(frozen=True)
+class MaskGradientSpec(KernelSpec):
+    """A launch behind the backward's first one: the gradient of a mask of floats.
+
+    Attributes
+    ----------
+    gradient, input, output : DType
+        Of dy, y and the mask's gradient.
+    logarithm, causal : bool
+        As `SoftmaxForwardSpec` has them.
+    """
+
+    gradient: DType
+    input: DType
+    output: DType
+    logarithm: bool
+    causal: bool
+
+    @property
+    def symbol(self) -> str:
+        parts = [
+            "log_softmax_backward_mask_gradient" if self.logarithm else "softmax_backward_mask_gradient",
+            self.input.symbol,
+        ]
+        if self.gradient is not self.input:
+            parts.append(f"dy_{self.gradient.symbol}")
+        if self.output is not self.input:
+            parts.append(f"dmask_{self.output.symbol}")
+        return "_".join((*parts, *present(causal=self.causal)))
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return MINIMAL
+
+    @property
+    def params(self) -> Params:
+        return memoised_params((*_MASK_GRADIENT_ARRAYS, *_MASK_GRADIENT_FIELDS, *(_CAUSAL if self.causal else ())))
+
+    @property
+    def program(self) -> str:
+        types = {"Gradient": self.gradient, "Input": self.input, "Output": self.output}
+        return (
+            '#include "softmax_backward.cu"\n\n'
+            f"{self.params.text('Params')}\n"
+            f"{traits(types, {'logarithm': self.logarithm, 'causal': self.causal}, {})}"
+            f"{entry(self.symbol, 'softmax_backward_mask_gradient<Traits>', _MASK_GRADIENT_BOUNDS)}"
+        )
+
+    @property
+    def launch_rule(self) -> LaunchRule:
+        return _MASK_GRADIENT_RULE
 
 
 # ---- The general kernels ---------------------------------------------------------------------------------------------
@@ -452,20 +521,22 @@ _FORWARD = Params(
 )
 _BACKWARD = Params(
     (
-        *pointers("y", "dy", "dx", "sink", "lse"),
-        *_ROW_PARTIALS,
+        *pointers("y", "dy", "dx"),
+        *_ROW_SUMS,
         *row_fields("y", "dy", "dx"),
-        *dtypes("y", "dy", "dx", "sink"),
+        *dtypes("y", "dy", "dx"),
         *GEOMETRY,
         *_COLUMNS,
         *_SCALE,
         *_QUERIES,
         *_CAUSAL,
-        *_MATRICES,
         _IS_CAUSAL,
     )
 )
-_FINISH = Params((*pointers("dsink"), *_FINISH_FIELDS, *dtypes("dsink")))
+_SINK_GRADIENT = Params((*_SINK_GRADIENT_FIELDS, *dtypes("sink", "dsink")))
+_MASK_GRADIENT = Params(
+    (*_MASK_GRADIENT_ARRAYS, *dtypes("y", "dy", "dmask"), *_MASK_GRADIENT_FIELDS, *_CAUSAL, _IS_CAUSAL)
+)
 
 
 def _kernels() -> dict[str, GeneralKernel]:
@@ -475,7 +546,12 @@ def _kernels() -> dict[str, GeneralKernel]:
             for direction, params in (("forward", _FORWARD), ("backward", _BACKWARD)):
                 template = f"softmax_{direction}_rows<{literal(logarithm)}, {threads}, {rows}>"
                 found[f"{name}_{direction}_{shape}"] = GeneralKernel(params, threads * rows, template)
-    found["softmax_backward_finish"] = GeneralKernel(_FINISH, _FINISH_RULE.threads, "softmax_backward_finish_heads")
+    for name, logarithm in (("softmax", False), ("log_softmax", True)):
+        template = f"softmax_backward_any_mask_gradient<{literal(logarithm)}>"
+        found[f"{name}_backward_mask_gradient"] = GeneralKernel(_MASK_GRADIENT, _MASK_GRADIENT_RULE.threads, template)
+    found["softmax_backward_sink_gradient"] = GeneralKernel(
+        _SINK_GRADIENT, _SINK_GRADIENT_RULE.threads, "softmax_backward_any_sink_gradient"
+    )
     return found
 
 
@@ -499,7 +575,10 @@ def general_launches(request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     name = request.operator.removesuffix("_backward")
     direction = "backward" if request.operator.endswith("_backward") else "forward"
     first = f"{name}_{direction}_{shape}"
-    if not request.dtypes.get("dsink"):
-        return ((first, LaunchRule(threads * rows, rows)),)
-    rule = LaunchRule(threads * rows, rows, row_bytes=_ROW_BYTES)
-    return (first, rule), ("softmax_backward_finish", _FINISH_RULE)
+    followed = []
+    if request.dtypes.get("dsink"):
+        followed.append(("softmax_backward_sink_gradient", _SINK_GRADIENT_RULE))
+    if request.dtypes.get("dmask"):
+        followed.append((f"{name}_backward_mask_gradient", _MASK_GRADIENT_RULE))
+    rule = LaunchRule(threads * rows, rows, row_bytes=_ROW_BYTES if followed else 0)
+    return (first, rule), *followed
