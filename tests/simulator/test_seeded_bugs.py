@@ -1917,7 +1917,7 @@ BUGS = (
     race(
         "a row is read from shared memory without a wait",
         "norm_staged",
-        ("    wait_async();\n    if constexpr (Config::ragged)", "    if constexpr (Config::ragged)"),
+        ("    wait_async();\n\n    // ---- Each row's", "\n    // ---- Each row's"),
         file="norm_forward.cu",
     ),
     fault(
@@ -1950,7 +1950,7 @@ BUGS = (
         "out_of_bounds",
         "a ragged end is copied as if it were whole",
         "norm_staged",
-        ("const int count = min(max(columns - thread * N - at, 0), static_cast<int>(N));", "const int count = N;"),
+        ("const int end = min(max(left - k * stride, 0), static_cast<int>(N));", "const int end = N;"),
         file="rows.cuh",
         at=("copy_async_part<Vec<T, N>::bytes>",),
     ),
@@ -1958,7 +1958,7 @@ BUGS = (
         "out_of_bounds",
         "a vector of the output straddles a row's end",
         "norm_padded",
-        ("Config::exact || column < columns)", "true)"),
+        ("Config::exact || slot < columns)", "true)"),
         file="rows.cuh",
     ),
     fault(
