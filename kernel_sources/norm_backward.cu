@@ -137,7 +137,6 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   constexpr int N = Config::vector;
   constexpr int threads = Config::threads;
   constexpr int steps = Config::steps;
-  constexpr bool exact = Config::exact;
   constexpr bool centred = Config::centred;
   constexpr float reciprocal_hidden = 1.0f / Config::hidden;
   constexpr bool given = Config::has_statistics;

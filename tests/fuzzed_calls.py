@@ -399,6 +399,6 @@ def hold_calls(count: int) -> None:
         run(call, ended)
 
     one()
-    # It has tried both ends, and of every function the right one.
-    assert all(ended[name] for name in FUNCTIONS), ended
+    # It has tried both ends, and of every function the right one, if there were so many that none is missed by chance.
+    assert count < 5000 or all(ended[name] for name in FUNCTIONS), ended
     assert count / 5 < ended["refused"] < 4 * count / 5, ended

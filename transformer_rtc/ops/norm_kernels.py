@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..dispatch import LaunchRule
 from ..spec import FLOAT32, DType, Field, KernelSpec, Params
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 
+_REGISTERS_OF_MULTIPROCESSOR = 65536
+
+
 class _RowSpec(KernelSpec):
     """A specialised kernel that works on rows."""
 
@@ -48,10 +52,8 @@ class _RowSpec(KernelSpec):
     def options(self) -> tuple[str, ...]:
         return MINIMAL
 
-    @property
-    def _takes_registers(self) -> bool:
-        """Whether the compiler would spill to fit more CTAs than are fastest."""
-        return False
+    # What a thread of a ragged kernel may have of them.
+    _REGISTERS: ClassVar[int]
 
     def _program(
         self,
@@ -64,14 +66,13 @@ class _RowSpec(KernelSpec):
     ) -> str:
         config = self.config
         bounds = str(config.threads)
+        resident = SHARED_OF_MULTIPROCESSOR // (shared_bytes + RESERVED_SHARED)
         # Else the compiler spills, or does with few registers, to fit one more CTA: in a cooperative grid, which is
-        # held back by its barrier anyway, or where shared memory has no place for it.
-        if (
-            config.exchange == "grid"
-            or self._takes_registers
-            or 2 * (shared_bytes + RESERVED_SHARED) > SHARED_OF_MULTIPROCESSOR
-        ):
+        # held back by its barrier anyway, where shared memory has no place for it, or for what ragged rows need.
+        if config.exchange == "grid" or resident < 2:
             bounds += ", 1"
+        elif config.ragged(self.hidden):
+            bounds += f", {max(1, min(resident, _REGISTERS_OF_MULTIPROCESSOR // (config.threads * self._REGISTERS)))}"
         ways = {"clusters": config.clusters, "in_shared": config.in_shared, "ragged": config.ragged(self.hidden)}
         sizes = config.numbers | {
             "hidden": self.hidden,
@@ -135,6 +136,7 @@ class ForwardSpec(_RowSpec):
         How a row is divided.
     """
 
+    _REGISTERS: ClassVar[int] = 96
     norm: str
     input: DType
     weight: DType | None
@@ -181,10 +183,6 @@ class ForwardSpec(_RowSpec):
                 *REALS,
             )
         )
-
-    @property
-    def _takes_registers(self) -> bool:
-        return self.config.ragged(self.hidden)
 
     @property
     def _held(self) -> DType:
@@ -271,6 +269,7 @@ class BackwardSpec(_RowSpec):
         How a row is divided.
     """
 
+    _REGISTERS: ClassVar[int] = 168
     norm: str
     gradient: DType
     input: DType
