@@ -86,25 +86,29 @@ PACKED = {"q": (0, 32), "k": (32, 8)}  # the first head, and how many
 SMALL = tuple((rows, 4096) for rows in (1, 16, 128))
 COMPILED_HIDDEN = (1024, 4096, 8192, 32768, 131072)
 
-# (kind, backward, data type or any, hidden at most): the least ratio to the ceiling; the first that fits a case.
+# (norm or any, kind, backward, data type or any, hidden at most): the least ratio to the ceiling; the first that fits a
+# case.
 TARGETS = (
-    ("shape", False, "", 512, None),
-    ("shape", False, "", 262144, 0.95),
-    ("shape", True, "", 512, None),
-    ("shape", True, "bfloat16", 65536, 0.92),
-    ("shape", True, "bfloat16", 262144, 0.85),
-    ("shape", True, "float32", 32768, 0.92),
-    ("shape", True, "float32", 131072, 0.85),
-    ("shape", True, "float32", 262144, 0.55),
-    ("ragged", False, "", 1 << 30, 0.85),
-    ("ragged", True, "", 1 << 30, 0.75),
-    ("packed", False, "", 1 << 30, 0.90),
-    ("packed", True, "", 1 << 30, 0.90),
-    ("masked", False, "", 1 << 30, 0.92),
-    ("causal", False, "", 1 << 30, 0.90),
-    ("causal", True, "", 1 << 30, 0.90),
-    ("aligned", False, "", 1 << 30, 0.90),
-    ("aligned", True, "", 1 << 30, 0.90),
+    ("", "shape", False, "", 512, None),
+    ("softmax", "shape", False, "", 262144, 0.96),
+    ("softmax", "shape", True, "", 131072, 0.96),
+    ("softmax", "shape", True, "", 262144, 0.93),
+    ("", "shape", False, "", 262144, 0.95),
+    ("", "shape", True, "", 512, None),
+    ("", "shape", True, "bfloat16", 65536, 0.92),
+    ("", "shape", True, "bfloat16", 262144, 0.85),
+    ("", "shape", True, "float32", 32768, 0.92),
+    ("", "shape", True, "float32", 131072, 0.85),
+    ("", "shape", True, "float32", 262144, 0.55),
+    ("", "ragged", False, "", 1 << 30, 0.85),
+    ("", "ragged", True, "", 1 << 30, 0.75),
+    ("", "packed", False, "", 1 << 30, 0.90),
+    ("", "packed", True, "", 1 << 30, 0.90),
+    ("", "masked", False, "", 1 << 30, 0.92),
+    ("", "causal", False, "", 1 << 30, 0.90),
+    ("", "causal", True, "", 1 << 30, 0.90),
+    ("", "aligned", False, "", 1 << 30, 0.90),
+    ("", "aligned", True, "", 1 << 30, 0.90),
 )
 
 # Of each of SHAPES in bfloat16: the fastest of torch, torch.compile, Liger 0.8.5, TransformerEngine's kernels and
@@ -173,8 +177,9 @@ class Case(NamedTuple):
 
     @property
     def target(self) -> float | None:
-        for kind, backward, dtype, most, ratio in TARGETS:
-            if (kind, backward) == (self.kind, self.backward) and dtype in ("", self.dtype) and self.hidden <= most:
+        for norm, kind, backward, dtype, most, ratio in TARGETS:
+            fits = norm in ("", self.does.norm) and dtype in ("", self.dtype) and self.hidden <= most
+            if (kind, backward) == (self.kind, self.backward) and fits:
                 return ratio
         return None
 

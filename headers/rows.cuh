@@ -107,7 +107,7 @@ struct InputRow {
   TRTC_DEVICE void begin(const RowArray& rows, const Place<Config>& place) {
     array = rows;
     all = static_cast<const T*>(rows.data) + place.first_column;
-    aligned = !Config::ragged && rows_aligned<T, N>(all, rows.outer_stride, rows.inner_stride);
+    aligned = Config::hidden % N == 0 && rows_aligned<T, N>(all, rows.outer_stride, rows.inner_stride);
   }
   template <class Params>
   TRTC_DEVICE const T* of(const Params& params, int64 row) const {

@@ -51,7 +51,7 @@ class NormConfig(RowDivision):
 
     def ragged(self, hidden: int) -> bool:
         """Whether no vector fits all rows, which are held as they lie in memory."""
-        return self.in_shared and self.rows_per_cta == 1 and hidden % self.vector != 0
+        return self.stages > 0 and self.rows_per_cta == 1 and hidden % self.vector != 0
 
     def lag(self, hidden: int) -> int:
         """Return for how many rows sums are told while the row before is finished, so that nobody waits for them."""
@@ -409,8 +409,7 @@ def configure(
         if config.stages:
             return in_turn and Slot(config, hidden, rows, columns, output).bytes + RESERVED_SHARED <= shared
         staged = config.chunk * (sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != rows[-1].bytes))
-        fits_in = config.together * staged + RESERVED_SHARED <= shared
-        return not config.in_shared or (not config.ragged(hidden) and fits_in)
+        return not config.in_shared or config.together * staged + RESERVED_SHARED <= shared
 
     shared = limits.shared_memory_per_cta
     entries: tuple[_Entry, ...] = _FORWARD[norm, division.bytes]
