@@ -90,11 +90,11 @@ COMPILED_HIDDEN = (1024, 4096, 8192, 32768, 131072)
 # case.
 TARGETS = (
     ("", "shape", False, "", 512, None),
+    ("", "shape", True, "", 512, None),
     ("softmax", "shape", False, "", 262144, 0.96),
     ("softmax", "shape", True, "", 131072, 0.96),
     ("softmax", "shape", True, "", 262144, 0.93),
     ("", "shape", False, "", 262144, 0.95),
-    ("", "shape", True, "", 512, None),
     ("", "shape", True, "bfloat16", 65536, 0.92),
     ("", "shape", True, "bfloat16", 262144, 0.85),
     ("", "shape", True, "float32", 32768, 0.92),
