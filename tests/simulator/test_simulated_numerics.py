@@ -236,7 +236,10 @@ def _shaped(number: int, operator: str, ctas: int, threads: int, rows: int, shap
     capacity = ctas * threads * vector * steps
     last = {"whole": capacity, "less_one": capacity - 1, "half": capacity // 2 + 1, "one": 1}[filled]
     heads = max(1, case.heads)
-    return case._replace(rows=(3 * rows + heads) // heads * heads, hidden=capacity * (chunks - 1) + last), config
+    hidden = capacity * (chunks - 1) + last
+    if config.ragged(hidden):  # whose CTAs hold less
+        hidden = min(hidden, ctas * config.slice(hidden) - 1)
+    return case._replace(rows=(3 * rows + heads) // heads * heads, hidden=hidden), config
 
 
 def _all_shaped() -> dict[str, tuple[Case, NormConfig]]:
