@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..dispatch import LaunchRule
 from ..spec import FLOAT32, DType, Field, KernelSpec, Params
@@ -52,8 +51,10 @@ class _RowSpec(KernelSpec):
     def options(self) -> tuple[str, ...]:
         return MINIMAL
 
-    # What a thread of a ragged kernel may have of them.
-    _REGISTERS: ClassVar[int]
+    @property
+    def _registers(self) -> int:
+        """What a thread of a ragged kernel needs of them, about."""
+        return 96
 
     def _program(
         self,
@@ -72,7 +73,7 @@ class _RowSpec(KernelSpec):
         if config.exchange == "grid" or resident < 2:
             bounds += ", 1"
         elif config.ragged(self.hidden):
-            bounds += f", {max(1, min(resident, _REGISTERS_OF_MULTIPROCESSOR // (config.threads * self._REGISTERS)))}"
+            bounds += f", {max(1, min(resident, _REGISTERS_OF_MULTIPROCESSOR // (config.threads * self._registers)))}"
         ways = {"clusters": config.clusters, "in_shared": config.in_shared, "ragged": config.ragged(self.hidden)}
         sizes = config.numbers | {
             "hidden": self.hidden,
@@ -136,7 +137,6 @@ class ForwardSpec(_RowSpec):
         How a row is divided.
     """
 
-    _REGISTERS: ClassVar[int] = 96
     norm: str
     input: DType
     weight: DType | None
@@ -269,7 +269,6 @@ class BackwardSpec(_RowSpec):
         How a row is divided.
     """
 
-    _REGISTERS: ClassVar[int] = 168
     norm: str
     gradient: DType
     input: DType
@@ -297,6 +296,10 @@ class BackwardSpec(_RowSpec):
         parts += present(dweight=self.dweight, dbias=self.dbias, statistics=self.statistics, heads=self.per_head)
         parts.append(f"h{self.hidden}_{self.config.symbol}")
         return "_".join(parts)
+
+    @property
+    def _registers(self) -> int:
+        return 80 + (self.dweight + self.dbias) * self.config.steps * self.config.vector
 
     @property
     def needs_x(self) -> bool:
