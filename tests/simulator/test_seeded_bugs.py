@@ -791,6 +791,7 @@ NORMS = {
         Case(5, 256, FLOAT32, FLOAT32, FLOAT32, True), NormConfig(64, 1, 4, 1, in_shared=True, together=2), groups=3
     ),
     "norm_misaligned": Norm(Case(3, 251, FLOAT16, None, FLOAT16, False), NormConfig(32, 1, 8, 1), groups=3, shift=1),
+    "norm_shifted": Norm(Case(3, 248, FLOAT16, None, FLOAT16, False), NormConfig(32, 1, 8, 1), groups=3, shift=1),
     "norm_chunks": Norm(Case(2, 451, FLOAT16, FLOAT16, FLOAT16, False), NormConfig(32, 1, 4, 2), groups=2),
     "norm_cluster": Norm(
         Case(2, 1000, FLOAT32, FLOAT32, FLOAT32, True), NormConfig(64, 1, 4, 1, 4, True, True), groups=2
@@ -1985,7 +1986,7 @@ BUGS = (
     fault(
         "misaligned",
         "every row is taken to be aligned",
-        "norm_misaligned",
+        "norm_shifted",
         ("  return bits % (N * sizeof(T) < 16 ? N * sizeof(T) : 16) == 0;", "  return true;"),
         file="rows.cuh",
     ),
