@@ -96,7 +96,7 @@ struct RaggedPartials {
     const int64 row = Config::per_head ? place.begin_row() : place.group;
     return of_group + partial_offset(row, gradient, Config::gradients, Config::hidden) + place.first_column;
   }
-  // Both are loops over registers, which have no index: their text is there once.
+  // Both are loops over registers, which have no index: their text is there once. What is stored is used up.
   TRTC_DEVICE void store(float (&sums)[elements], int gradient, int shift) const {
     float* to = of(gradient);
 #pragma unroll 1

@@ -490,7 +490,7 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
         const Vec<Held, N> value = inputs[r].first_held_at(sum_out, k, (k * threads + thread) * N, columns);
         total[r] += Config::centred ? sum_of(value) : sum_of_squares(value);
       }
-      if constexpr (Config::added_before) sum_out.finish(0, columns, thread, Config::repeats);
+      if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
     }
     // Not before the rows have come: 0.83 instead of 0.95 (LayerNorm, bfloat16, 16384).
     Affine<Config> ahead[in_flight];

@@ -233,6 +233,25 @@ def test_every_operator_is_tried_with_every_way_to_hold_a_row_without_clusters()
             assert found == set(BACKWARD if backward else FORWARD), layout
 
 
+@pytest.mark.parametrize(
+    ("architecture", "hidden", "dtype", "weight", "residual"),
+    [
+        (80, 10081, BFLOAT16, FLOAT32, BFLOAT16),
+        (89, 9579, BFLOAT16, BFLOAT16, None),
+        (90, 350001, BFLOAT16, FLOAT32, BFLOAT16),
+        (120, 48001, FLOAT32, None, None),
+    ],
+)
+def test_ragged_rows_leave_room_for_their_sums(architecture, hidden, dtype, weight, residual):
+    # The largest that fit, whose statistics are found: six sums go from thread to thread in shared memory.
+    limits = ARCHITECTURES[architecture]
+    case = Case(
+        4, hidden, dtype, weight, dtype, False, "layer_norm_backward", dy=dtype, residual=residual, dweight=FLOAT32,
+        dbias=FLOAT32,
+    )  # fmt: skip
+    assert not complaints(case.name, case.stages(limits)[0], limits)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_general_kernels_compile_with_next_to_no_spills(architecture):
     program = FAMILY.static_program()

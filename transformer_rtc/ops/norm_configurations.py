@@ -49,6 +49,13 @@ class NormConfig(RowDivision):
         """Return the columns of a row that a CTA holds. Those of a ragged one may begin anywhere in their first Vec."""
         return self.chunk - (self.vector if self.ragged(hidden) else 0)
 
+    def reserved_shared(self, hidden: int) -> int:
+        """Return about the most shared memory, in bytes, that a kernel declares for its reductions, beside dynamic one.
+
+        Ragged rows' sums go from thread to thread by Vecs: up to 6 sums, in 4 bytes each, of a Vec for each warp.
+        """
+        return RESERVED_SHARED + (self.threads * self.vector if self.ragged(hidden) else 0)
+
     def ragged(self, hidden: int) -> bool:
         """Whether no vector fits all rows, which are held as they lie in memory."""
         return self.stages > 0 and self.rows_per_cta == 1 and hidden % self.vector != 0
@@ -382,6 +389,7 @@ def configure(
     hidden: int,
     rows: Sequence[DType],
     columns: Sequence[DType],
+    held: DType,
     output: DType,
     limits: DeviceLimits,
     in_turn: bool = True,
@@ -396,8 +404,8 @@ def configure(
         Columns.
     rows, columns : sequence of DType
         Of the arrays of rows that are read, and of the weight and bias.
-    output : DType
-        Of y.
+    held, output : DType
+        Of what is normalized, and of y.
     limits : DeviceLimits
         Of the device.
     in_turn : bool
@@ -407,8 +415,9 @@ def configure(
 
     def fits(config: NormConfig) -> bool:
         if config.stages:
-            return in_turn and Slot(config, hidden, rows, columns, output).bytes + RESERVED_SHARED <= shared
-        staged = config.chunk * (sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != rows[-1].bytes))
+            slots = Slot(config, hidden, rows, columns, output).bytes
+            return in_turn and slots + config.reserved_shared(hidden) <= shared
+        staged = config.chunk * (sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != held.bytes))
         return not config.in_shared or config.together * staged + RESERVED_SHARED <= shared
 
     shared = limits.shared_memory_per_cta
@@ -435,7 +444,7 @@ def configure(
     for steps in (4, 2, 1):
         config = division.config(_Entry(0, ctas, threads, steps), clusters)
         # Outputs that no vector fits are put together in shared memory.
-        staged = config.chunk * (output.bytes + (rows[-1].bytes if len(rows) > 1 else 0))
+        staged = config.chunk * (output.bytes + (held.bytes if len(rows) > 1 else 0))
         if staged + RESERVED_SHARED <= shared:
             break
     return config
@@ -472,7 +481,8 @@ def configure_backward(
     division = _Division(hidden, rows, output)
 
     def fits(config: NormConfig) -> bool:
-        return Slot(config, hidden, rows, columns, output).bytes + RESERVED_SHARED <= limits.shared_memory_per_cta
+        slots = Slot(config, hidden, rows, columns, output).bytes
+        return slots + config.reserved_shared(hidden) <= limits.shared_memory_per_cta
 
     entries: tuple[_Entry, ...] = _BACKWARD[norm, division.bytes]
     if hidden % division.full and division.vectors > _UNEVEN_VECTORS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..dispatch import LaunchRule
 from ..spec import FLOAT32, DType, Field, KernelSpec, Params
-from .norm_configurations import RESERVED_SHARED, SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
+from .norm_configurations import SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
 from .programs import (
     GEOMETRY,
     HEADS,
@@ -67,7 +67,7 @@ class _RowSpec(KernelSpec):
     ) -> str:
         config = self.config
         bounds = str(config.threads)
-        resident = SHARED_OF_MULTIPROCESSOR // (shared_bytes + RESERVED_SHARED)
+        resident = SHARED_OF_MULTIPROCESSOR // (shared_bytes + config.reserved_shared(self.hidden))
         # Else the compiler spills, or does with few registers, to fit one more CTA: in a cooperative grid, which is
         # held back by its barrier anyway, where shared memory has no place for it, or for what ragged rows need.
         if config.exchange == "grid" or resident < 2:

@@ -139,7 +139,8 @@ def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
     # What a CTA that takes rows in turn keeps of the weight is of all rows; and it stores a row once.
     in_turn = not request.per_head and dtypes.get("row_scale") is None
     columns = [dtype for dtype in (dtypes["weight"], dtypes["bias"]) if dtype]
-    config = configure(norm, request.columns, rows, columns, out, limits, in_turn)
+    held = residual if residual and adds == "before" else x
+    config = configure(norm, request.columns, rows, columns, held, out, limits, in_turn)
     return ForwardSpec(
         norm=norm,
         input=x,
