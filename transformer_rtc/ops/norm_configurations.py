@@ -445,7 +445,8 @@ def configure(
         config = division.config(_Entry(0, ctas, threads, steps), clusters)
         # Outputs that no vector fits are put together in shared memory.
         staged = config.chunk * (output.bytes + (held.bytes if len(rows) > 1 else 0))
-        if staged + RESERVED_SHARED <= shared:
+        # More accesses of a thread than 16, as of single elements of 16 bits, would spill.
+        if config.steps <= 16 and staged + RESERVED_SHARED <= shared:
             break
     return config
 
