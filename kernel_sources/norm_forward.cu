@@ -734,13 +734,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
     char* here = ring.take_again(params, output_first);
     const float own_shift = sums[0];
     reduction.receive(sums);
-    Normalization found{{0.0f, 0.0f, 0.0f}, {0.0f, 0.0f}, scale};
-    if constexpr (centred) {
-      found.moments = row_moments<Config>(sums[0], sums[1], sums[2], thread);
-    } else {
-      found.moments.squares = reduce_lanes<Sum, Config::ctas_per_row>(sums[0]);
-    }
-    found.rstd = rstd_of(found.moments.squares, 1.0f / Config::hidden, params.eps);
+    const Normalization found = normalization_of<Config>(params, sums, scale, thread);
     tell_statistics<Config>(params, place, row, found);
     OutputRow<typename Config::Output, Config> y_out;
     y_out.begin({params.out, params.out_outer_stride, params.out_inner_stride}, params, row, place,

@@ -11,7 +11,6 @@ from ..spec import DeviceLimits, DType
 from .programs import RowDivision
 
 __all__ = [
-    "RESERVED_SHARED",
     "SHARED_OF_MULTIPROCESSOR",
     "NormConfig",
     "Regions",
