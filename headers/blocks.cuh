@@ -29,52 +29,80 @@ struct Blocks {
     return block < first() ? block + Threads : block;
   }
   TRTC_DEVICE bool uses(int column) const { return column >= begin && column < end; }
-  TRTC_DEVICE bool is_edge(int block) const { return column(block) < begin || column(block) + N > end; }
 
-  // Brings the blocks that are used; they are there after wait_async(). `aligned`: the array's shift is that of the
-  // blocks. What is not the part's is of no use.
+  // Neighbouring blocks.
+  struct Run {
+    int first;
+    int stop;
+
+    TRTC_DEVICE bool has(int block) const {
+      return static_cast<uint32>(block - first) < static_cast<uint32>(stop - first);
+    }
+  };
+  // Those of which all columns are from `from` to before `to`, where the array's shift is that of the blocks
+  // (`aligned`); else none.
+  TRTC_DEVICE Run inside(bool aligned, int from, int to) const {
+    const int first_inside = (from + shift + N - 1) / N;
+    return {first_inside, aligned ? max((to + shift) / N, first_inside) : first_inside};
+  }
+
+  // Brings the blocks that are used; they are there after wait_async(). `fill` is what their columns have that are not
+  // the part's.
   template <class T>
-  TRTC_DEVICE void fetch(T* shared, const T* part, bool aligned) const {
+  TRTC_DEVICE void fetch(T* shared, const T* part, bool aligned, uint32 fill) const {
     constexpr int bytes = Vec<T, N>::bytes;
     constexpr int piece = bytes < 16 ? bytes : 16;
+    const Run whole = inside(aligned, 0, columns);
+    const int own = first_of_thread(), last = stop() - 1;
+    const int last_whole = min(last, whole.stop - 1);
 #pragma unroll 1
-    for (int block = first_of_thread(); block < stop(); block += Threads) {
-      if (aligned && column(block) + N <= columns) {
+    for (int block = own < whole.first ? own + Threads : own; block <= last_whole; block += Threads) {
 #pragma unroll
-        for (int i = 0; i < bytes / piece; ++i) {
-          constexpr int per_piece = piece / static_cast<int>(sizeof(T));
-          const int before = min(max(-column(block) - i * per_piece, 0), per_piece);
-          // Of pieces that lie before the part nothing is read.
-          const bool is_before = before == per_piece;
-          copy_async_part<piece>(shared + block * N + i * per_piece, part + column(block) + i * per_piece,
-                                 is_before ? 0 : before * sizeof(T), is_before ? 0 : piece);
-        }
-      } else {
-        Vec<T, N> one;
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const int at = column(block) + i;
-          one.set_bits(i, load_element(part + at, at >= 0 && at < columns));
-        }
-        one.template store<Space::shared>(shared + block * N, true);
+      for (int i = 0; i < N; i += piece / static_cast<int>(sizeof(T))) {
+        copy_async<piece>(shared + block * N + i, part + column(block) + i);
       }
     }
-  }
-
-  // What is not used of a block becomes `bits`.
-  template <class T>
-  TRTC_DEVICE void blank(Vec<T, N>& value, int block, uint32 bits) const {
+    if (whole.first <= first() && last == last_whole) return;
+    // The first and the last one; or all.
+#pragma unroll 1
+    for (int block = aligned ? first() : own; block <= last; block += aligned ? max(last - first(), 1) : Threads) {
+      if (block % Threads != thread || whole.has(block)) continue;
+      Vec<T, N> one;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (!uses(column(block) + i)) value.set_bits(i, bits);
+      for (int i = 0; i < N; ++i) {
+        const int at = column(block) + i;
+        const bool exists = at >= 0 && at < columns;
+        const uint32 bits = load_element(part + at, exists);
+        one.set_bits(i, exists ? bits : fill);
+      }
+      one.template store<Space::shared>(shared + block * N, true);
     }
   }
 
+  // Columns that are not used become `bits`, in the first and the last block that are, by the threads which have these.
   template <class T>
-  TRTC_DEVICE void store(const Vec<T, N>& value, T* part, int block, bool aligned) const {
-    const bool whole = aligned && column(block) >= 0 && column(block) + N <= columns;
-    value.store(part + column(block), whole);
-    if (!whole) value.store_inside(part + column(block), -column(block), columns - column(block));
+  TRTC_DEVICE void blank(T* shared, uint32 bits) const {
+    const int last = stop() - 1;
+#pragma unroll 1
+    for (int block = first(); block <= last; block += max(last - first(), 1)) {
+      if (block % Threads != thread) continue;
+      Vec<T, N> value;
+      value.load_shared(shared + block * N);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (!uses(column(block) + i)) value.set_bits(i, bits);
+      }
+      value.template store<Space::shared>(shared + block * N, true);
+    }
+  }
+
+  // To the part's first column on; `whole`: the blocks that are inside it, where this array is aligned; else none.
+  template <class T>
+  TRTC_DEVICE void store(const Vec<T, N>& value, T* part, int block, const Run& whole) const {
+    const bool is_whole = whole.has(block);
+    T* to = part + column(block);
+    value.store(to, is_whole);
+    if (!is_whole) value.store_inside(to, -column(block), columns - column(block));
   }
 };
 

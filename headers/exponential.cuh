@@ -55,6 +55,36 @@ TRTC_DEVICE float large_exponential_for(float x, float factor = 1.0f) {
   }
 }
 
+// 2^24 e^(factor (x - about)) of many x that are no larger than `about`, which is one of them, but for a factor that
+// all share: `unit` makes it good. For 16-bit results of 16-bit x the difference is part of the one fused multiply-add:
+// what rounding leaves of factor * about is then in that factor.
+template <class Input, class Result>
+struct Exponentials {
+  enum : bool { is_fused = sizeof(Input) == 2 && !is_same<Result, float> };
+  float about;
+  float factor;
+  float offset;
+  float unit;
+
+  TRTC_DEVICE Exponentials(float about, float factor) : about(about), factor(factor), offset(0.0f), unit(1.0f) {
+    if constexpr (is_fused) {
+      const float slope = factor * log2_e();
+      const bool is_large = !(magnitude(about * slope) < 0x1p24f);
+      // Far from 0 anything less than `about` has an exponential of 0, with less of a slope too.
+      this->factor = is_large ? 0x1p24f / magnitude(about) : slope;
+      offset = fused_multiply_add(-about, this->factor, float{large_exponent});
+      unit = approximate_exp2(large_exponent - fused_multiply_add(about, this->factor, offset));
+    }
+  }
+  TRTC_DEVICE float of(float x) const {
+    if constexpr (is_fused) {
+      return approximate_exp2(fused_multiply_add(x, factor, offset));
+    } else {
+      return large_exponential_for<Result>(x - about, factor);
+    }
+  }
+};
+
 // log(x) for x >= 1, within 2^-23 absolutely and an ulp of it, by one Newton step on the approximation.
 TRTC_DEVICE float logarithm(float x) {
   const float y = approximate_log2(x) * 0.693147182f;

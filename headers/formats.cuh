@@ -55,6 +55,16 @@ TRTC_DEVICE uint32 bfloat16_from_float(float value) {
   return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
 }
 
+// Of both halves of a word the larger one, of which `widen` makes a float; the other one where one is NaN.
+template <class Widen>
+TRTC_DEVICE uint32 larger_halves(uint32 a, uint32 b, Widen widen) {
+  const auto larger_half = [&](uint32 x, uint32 y) {
+    const float of_x = widen(x), of_y = widen(y);
+    return of_x != of_x || of_y > of_x ? y : x;
+  };
+  return larger_half(a & 0xffffu, b & 0xffffu) | larger_half(a >> 16, b >> 16) << 16;
+}
+
 // The formats of 8 bits saturate: what is beyond the largest number, infinity too, becomes that.
 TRTC_DEVICE uint32 float8_e4m3_from_float(float value) { return narrowed<8, 3, 7>(value, 0x7eu); }
 

@@ -93,6 +93,30 @@ TRTC_DEVICE float larger_or_nan(float a, float b) {
   return result;
 }
 
+// Of both halves of a word the larger one; the other one where one is NaN.
+TRTC_DEVICE uint32 larger_float16s(uint32 a, uint32 b) {
+  uint32 bits;
+  TRTC_PTX(asm("max.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));)
+  TRTC_PORTABLE(bits = larger_halves(a, b, float_from_float16);)
+  return bits;
+}
+
+TRTC_DEVICE uint32 larger_bfloat16s(uint32 a, uint32 b) {
+  uint32 bits;
+  TRTC_PTX(asm("max.bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(a), "r"(b));)
+  TRTC_PORTABLE(bits = larger_halves(a, b, [](uint32 half) { return float_from_bits(half << 16); });)
+  return bits;
+}
+
+// Byte i has the top bit of the byte that digit i of `bytes`, in base 16, names, in all its bits.
+TRTC_DEVICE uint32 spread_signs(uint32 word, uint32 bytes) {
+  uint32 bits = 0;
+  TRTC_PTX(asm("prmt.b32 %0, %1, 0, %2;" : "=r"(bits) : "r"(word), "r"(bytes | 0x8888u));)
+  TRTC_PORTABLE(
+      for (int i = 0; i < 4; ++i) bits |= (word >> (bytes >> 4 * i & 3) * 8 & 0x80u) != 0 ? 0xffu << 8 * i : 0u;)
+  return bits;
+}
+
 // 1 / x within 1 ulp, of x that is no less than 2^-126 and no more than 2^126.
 TRTC_DEVICE float approximate_reciprocal(float value) {
   float result;

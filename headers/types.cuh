@@ -55,6 +55,16 @@ TRTC_DEVICE uint32 halves_from_floats(float low, float high) {
   }
 }
 
+// Of both values of the 16-bit type T in a word the larger one; the other one where one is NaN.
+template <class T>
+TRTC_DEVICE uint32 larger_halves(uint32 a, uint32 b) {
+  if constexpr (is_same<T, bfloat16>) {
+    return larger_bfloat16s(a, b);
+  } else {
+    return larger_float16s(a, b);
+  }
+}
+
 // Two values of the 8-bit type T in the low half of a word. What the type cannot hold becomes its largest number.
 template <class T>
 TRTC_DEVICE uint32 bytes_from_floats(float low, float high) {

@@ -164,6 +164,34 @@ struct Vec {
   // Of bytes: whether any bit is set.
   TRTC_DEVICE bool is_set(int i) const { return (word[i / 4] >> i % 4 * 8 & 0xffu) != 0; }
 
+  // Elements become `fill` where the byte of `mask` is set; `unset`: where it is not.
+  TRTC_DEVICE void replace(const Vec<boolean, N>& mask, bool unset, uint32 fill) {
+    constexpr int per_word = 4 / static_cast<int>(sizeof(T));  // elements
+    constexpr uint32 first = per_word == 1 ? 0 : per_word == 2 ? 0x1100u : 0x3210u;
+    Vec filling;
+    filling.fill(fill);
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      const uint32 bytes = mask.word[i * per_word / 4];
+      // The top bit of each byte that is not 0.
+      const uint32 tops = ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes;
+      const uint32 all = spread_signs(unset ? ~tops : tops, first + i * per_word % 4 * 0x1111u);
+      word[i] = (word[i] & ~all) | (filling.word[i] & all);
+    }
+  }
+
+  // Elements become those of the other one that are larger, or where they are NaN.
+  TRTC_DEVICE void keep_larger(const Vec& other) {
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      if constexpr (sizeof(T) == 4) {
+        word[i] = bits_from_float(larger(float_from_bits(word[i]), float_from_bits(other.word[i])));
+      } else {
+        word[i] = larger_halves<T>(word[i], other.word[i]);
+      }
+    }
+  }
+
   TRTC_DEVICE float get(int i) const {
     if constexpr (sizeof(T) == 4) {
       return float_from_bits(word[i]);

@@ -79,6 +79,22 @@ TRTC_DEVICE int64 mask_offset(const Params& params, int64 row) {
   return batch * params.mask_batch_stride + head * params.mask_head_stride + query * params.mask_query_stride;
 }
 
+// The row that has a turn. Where all heads have one mask, their rows of a query follow each other, so that the mask
+// comes from memory once and not for each head (8 heads of 4096 x 4096 in bfloat16: 0.83 of the copy's bandwidth
+// before).
+template <class Config, class Params>
+TRTC_DEVICE int64 row_of_turn(const Params& params, int64 turn) {
+  if constexpr (Config::has_mask && Config::rows_per_cta == 1) {
+    if (params.mask_head_stride == 0 && params.matrix_heads > 1) {
+      const uint32 of_batches = batch_of(params, static_cast<uint32>(turn));  // a query of all batches' in order
+      const uint32 head = head_of_matrix(params, static_cast<uint32>(turn));
+      const uint32 batch = matrix_of(params, of_batches), query = query_of(params, of_batches);
+      return static_cast<int64>(batch * params.matrix_heads + head) * params.queries + query;
+    }
+  }
+  return turn;
+}
+
 // The sink of a head.
 template <class Sink, class Params>
 TRTC_DEVICE float sink_of_head(const Params& params, int64 head) {
@@ -207,7 +223,9 @@ TRTC_DEVICE RowTotals totals_of_row(const Params& params, const Place<Config>& p
   const float inverse_rest = fused_multiply_add(-total, inverse, 1.0f) * inverse;
   found.quotient = multiplier * inverse;
   found.rest = fused_multiply_add(multiplier, inverse, -found.quotient) + multiplier * inverse_rest;
-  found.is_small = magnitude(found.quotient) < 0x1p-100f;
+  // Only beside others' elements.
+  constexpr bool may_be_small = Config::ctas_per_row > 1 || Config::has_sink;
+  found.is_small = may_be_small && magnitude(found.quotient) < 0x1p-100f;
   if (!found.is_small) {
     found.quotient *= 1.0f / large_one;
     found.rest *= 1.0f / large_one;

@@ -102,7 +102,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 
   int64 first_row = place.begin_row();
   do {
-    const int64 row = first_row + place.row_in_cta;
+    const int64 row = row_of_turn<Config>(params, first_row + place.row_in_cta);
     const bool exists = place.exists(row, params.rows);
     const int columns = place.columns(row, params.rows);
     Row in;

@@ -46,18 +46,20 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
   Reduction reduction;
   reduction.begin(params, place.rank);
 
-  int64 row = place.begin_row();
+  int64 turn = place.begin_row();
   do {
+    const int64 row = row_of_turn<Config>(params, turn);
     const Input* x = all_x + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
     Output* out = all_out + row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
     const Part part = staged_part<Config>(params, place, row, shifted ? elements_past<N>(x) : 0);
-    const bool out_aligned = rows_aligned<Output, N>(out - part.shift, 0, 0);
-    part.fetch(staged, x, true);
+    const auto out_whole = part.inside(rows_aligned<Output, N>(out - part.shift, 0, 0), 0, part.columns);
+    part.fetch(staged, x, true, minus_infinity_bits<Input>());
     if constexpr (Config::has_mask) {
       const Mask* mask = static_cast<const Mask*>(params.mask) + mask_offset(params, row) + place.first_column;
-      part.fetch(staged_mask, mask, rows_aligned<Mask, N>(mask - part.shift, 0, 0));
+      part.fetch(staged_mask, mask, rows_aligned<Mask, N>(mask - part.shift, 0, 0), 0);
     }
     wait_async();
+    if constexpr (Config::causal) part.blank(staged, minus_infinity_bits<Input>());
     const int first = part.first_of_thread(), stop = part.stop();
 
     // v of a block, but for `factor`.
@@ -77,53 +79,58 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
       }
     };
 
-    // ---- The largest v; what does not take part becomes -infinity
-    float most[1] = {minus_infinity()};
-    constexpr bool has_bytes = Config::has_mask && !added;
+    // ---- x takes the scale's sign
+    if (!added && !(params.scale > 0.0f)) {
+      // -infinity does not take part whatever the scale.
+      const float sign = scale_sign(params);
 #pragma unroll 1
-    for (int block = first; block < stop; block += threads) {
-      const bool is_edge = part.is_edge(block);
-      float v[N];
-      if (has_bytes || is_edge || (!added && !(params.scale > 0.0f))) {
+      for (int block = first; block < stop; block += threads) {
         Vec<Input, N> value;
         value.load_shared(staged + block * N);
+        float v[N];
 #pragma unroll
-        for (int i = 0; i < N; ++i) v[i] = value.get(i);
-        if constexpr (has_bytes) {
-          Vec<Mask, N> of_mask;
-          of_mask.load_shared(staged_mask + block * N);
-#pragma unroll
-          for (int i = 0; i < N; ++i) v[i] = of_mask.is_set(i) != Config::mask_keeps ? minus_infinity() : v[i];
-        }
-        if (is_edge) {
-#pragma unroll
-          for (int i = 0; i < N; ++i) v[i] = part.uses(part.column(block) + i) ? v[i] : minus_infinity();
-        }
-        if (!added && !(params.scale > 0.0f)) {
-          // -infinity does not take part whatever the scale.
-          const float sign = scale_sign(params);
-#pragma unroll
-          for (int i = 0; i < N; ++i) v[i] = v[i] == minus_infinity() ? v[i] : v[i] * sign;
-        }
+        for (int i = 0; i < N; ++i) v[i] = value.get(i) == minus_infinity() ? minus_infinity() : value.get(i) * sign;
 #pragma unroll
         for (int i = 0; i < N; i += 2) value.set(i, v[i], v[i + 1]);  // exact
         value.template store<Space::shared>(staged + block * N, true);
-        if constexpr (added) {
-          read(block, v);
-        } else if constexpr (!folds) {
-#pragma unroll
-          for (int i = 0; i < N; ++i) v[i] *= scale;
-        }
-      } else {
+      }
+    }
+
+    // ---- The largest v
+    float most[1] = {minus_infinity()};
+    if constexpr (added) {
+#pragma unroll 1
+      for (int block = first; block < stop; block += threads) {
+        float v[N];
         read(block, v);
+#pragma unroll
+        for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], v[i]);
+      }
+    } else {
+      Vec<Input, N> largest_of_place;
+      largest_of_place.fill(minus_infinity_bits<Input>());
+#pragma unroll 1
+      for (int block = first; block < stop; block += threads) {
+        Vec<Input, N> value;
+        value.load_shared(staged + block * N);
+        if constexpr (Config::has_mask) {
+          Vec<Mask, N> of_mask;
+          of_mask.load_shared(staged_mask + block * N);
+          value.replace(of_mask, Config::mask_keeps, minus_infinity_bits<Input>());
+          value.template store<Space::shared>(staged + block * N, true);
+        }
+        largest_of_place.keep_larger(value);
       }
 #pragma unroll
-      for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], v[i]);
+      for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], largest_of_place.get(i));
+      if constexpr (!folds) most[0] *= scale;
     }
     const float of_thread = most[0];
     reduction.template reduce_in_cta<Largest, 0>(most);
     const float largest = most[0];
     const float about = largest == minus_infinity() ? 0.0f : largest;
+
+    const Exponentials<Input, Output> terms(about, factor);
 
     // ---- The sum of exponentials about it
     // Those of the largest v, which are 1, apart: see softmax_forward().
@@ -135,7 +142,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
       float v[N], p[N];
       read(block, v);
 #pragma unroll
-      for (int i = 0; i < N; ++i) p[i] = large_exponential_for<Output>(v[i] - about, factor);
+      for (int i = 0; i < N; ++i) p[i] = terms.of(v[i]);
       if constexpr (keeps) {
         Vec<Input, N> kept;
 #pragma unroll
@@ -158,10 +165,11 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     float sum[counts ? 2 : 1] = {sums.template share<1>(place.thread, part.shift, 0, shifted)};
     if constexpr (counts) sum[1] = ones;
     reduction.template reduce_in_cta<Sum, 1>(sum);
-    float total = sum[0] * (1.0f / large_one);
+    float total = sum[0] * (terms.unit / large_one);
     if constexpr (counts) total += sum[1];
     if (total < 0.5f) total = 0.0f;  // nothing takes part
-    const RowTotals totals = totals_of_row<Config>(params, place, reduction, row, factor, largest, total, false);
+    RowTotals totals = totals_of_row<Config>(params, place, reduction, row, factor, largest, total, false);
+    if constexpr (terms.is_fused) totals.quotient *= terms.unit;
 
     // ---- y
     const int used = part.first(), blocks = part.all();
@@ -185,8 +193,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
           if constexpr (Config::logarithm) {
             y[i] = totals.logarithm_of(v[i], factor);
           } else {
-            y[i] =
-                totals.template quotient_of<Output>(keeps ? v[i] : large_exponential_for<Output>(v[i] - about, factor));
+            y[i] = totals.template quotient_of<Output>(keeps ? v[i] : terms.of(v[i]));
           }
         }
         if constexpr (keeps && excludes) {
@@ -208,11 +215,11 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
 #pragma unroll
         for (int i = 0; i < N; i += 2) result.set(i, y[i], y[i + 1]);
       }
-      part.store(result, out, block, out_aligned);
+      part.store(result, out, block, out_whole);
     }
-    row += place.stride;
+    turn += place.stride;
     reduction.next_row();
-  } while (Config::repeats && row < params.rows);
+  } while (Config::repeats && turn < params.rows);
 }
 
 template <class Config, class Params>
@@ -246,10 +253,11 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
     const Gradient* dy = all_dy + row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
     Output* dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
     const Part part = staged_part<Config>(params, place, row, shifted ? elements_past<N>(y) : 0);
-    const bool dx_aligned = rows_aligned<Output, N>(dx - part.shift, 0, 0);
-    part.fetch(staged_y, y, true);
-    part.fetch(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0));
+    const auto dx_whole = part.inside(rows_aligned<Output, N>(dx - part.shift, 0, 0), 0, part.columns);
+    part.fetch(staged_y, y, true, nothing);
+    part.fetch(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0), 0);
     wait_async();
+    if constexpr (Config::causal) part.blank(staged_y, nothing);
     const int first = part.first_of_thread(), stop = part.stop();
 
     // ---- The sum over the row
@@ -260,10 +268,6 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
       Vec<Gradient, N> of_dy;
       of_y.load_shared(staged_y + block * N);
       of_dy.load_shared(staged_dy + block * N);
-      if (part.is_edge(block)) {
-        part.blank(of_y, block, nothing);
-        of_y.template store<Space::shared>(staged_y + block * N, true);
-      }
       float term[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) term[i] = gradient_term<Config::logarithm>(of_y.get(i), of_dy.get(i));
@@ -298,7 +302,7 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
           result.set(i, found[0], found[1]);
         }
       }
-      part.store(result, dx, block, dx_aligned);
+      part.store(result, dx, block, dx_whole);
     }
     row += place.stride;
     reduction.next_row();

@@ -33,7 +33,7 @@ MASKS = {
 def configured(config: SoftmaxConfig) -> Iterator[None]:
     """Have rows divided by one configuration, in vectors of the types."""
 
-    def configure(columns, rows, staged, limits, backward=False, causal=False):
+    def configure(columns, rows, staged, limits, **of):
         vector = 16 // max(dtype.bytes for dtype in rows)
         return dataclasses.replace(config, vector=vector, clusters=config.clusters and limits.max_cluster_size > 1)
 

@@ -135,6 +135,21 @@ def test_full_slots_hold_a_row_at_every_alignment(held, rng):
             hold(at(x, offset), at(dy, offset), BFLOAT16)
 
 
+@BOTH
+@pytest.mark.parametrize("columns", [300, 3000, 70_000])
+def test_scores_may_be_far_from_zero(columns, static, rng):
+    # What rounding leaves of the largest one times the scale must not be in y, and equal ones have equal y.
+    for dtype, (far, scale) in itertools.product(
+        (FLOAT16, BFLOAT16), ((1000, 0.01), (-1000, 1.0), (30_000, 1e4), (-6e4, 1e30), (0, 1e-30), (1e-3, 1e37))
+    ):
+        x, dy = (expected.drawn(rng, (3, columns), dtype) for _ in range(2))
+        x = (x.astype(np.float32) + np.float32(far)).astype(x.dtype)
+        x[1, ::7] = x[1].max()
+        x[2] = far
+        with using(simulated(static=static, checked=False, multiprocessors=16)):
+            hold(x, dy, dtype, scale)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_row_has_the_same_bits_wherever_it_lies(name, held, rng):
     config = CONFIGS[name]
@@ -184,6 +199,19 @@ def test_a_mask_is_broadcast(shape, keeps, static, rng):
         with using(simulated(static=static)):
             within = expected.taking_part(x.shape, mask, keeps)
             hold(x, dy, FLOAT16, 0.5, within, mask=given, mask_keeps=keeps)
+
+
+@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("name", ["warps", "chunks", "staged", "staged by CTAs"])
+def test_a_mask_is_broadcast_however_a_row_is_held(name, shape, held, rng):
+    held(CONFIGS[name])
+    for dtype, keeps in ((FLOAT32, False), (BFLOAT16, True)):
+        x, dy = (expected.drawn(rng, (2, 3, 17, 40), dtype) for _ in range(2))
+        mask = rng.random(shape) < 0.3
+        with using(simulated()):
+            within = expected.taking_part(x.shape, mask, keeps)
+            given = mask * rng.integers(1, 256, shape, np.uint8)  # any bit says it
+            hold(x, dy, dtype, 0.5, within, mask=given, mask_keeps=keeps)
 
 
 def test_a_mask_may_have_gaps(rng):

@@ -84,7 +84,7 @@ def _spec(request: Request, limits: DeviceLimits) -> tuple[SoftmaxForwardSpec | 
     assert x is not None
     mask = dtypes["mask"]
     staged = (x, mask) if mask else (x,)
-    config = configure(request.columns, (x, out), staged, limits, causal=causal)
+    config = configure(request.columns, (x, out), staged, limits, causal=causal, masked=mask is not None)
     spec = SoftmaxForwardSpec(
         input=x,
         output=out,

@@ -88,7 +88,8 @@ class SoftmaxConfig(RowDivision):
 class _Entry(NamedTuple):
     """A line of a table: vectors of 16 bytes of the widest array that a row may have, and how it is divided.
 
-    Where there are no `steps`, the row is staged in shared memory.
+    Where there are no `steps`, the row is staged in shared memory. A line with `bytes` is for elements of so many
+    alone, and where it has several CTAs, for clusters.
     """
 
     vectors: int
@@ -96,58 +97,90 @@ class _Entry(NamedTuple):
     steps: int = 0
     rows: int = 1
     ctas: int = 1
+    bytes: int = 0
 
 
-# Of the bandwidth of the best copy, on an H200, in bfloat16 unless said; staged rows beside the best held ones.
-_SHORT = (_Entry(32, 16, 2, 8), _Entry(64, 16, 4, 8))  # 256: 0.90; 512: 0.98, by 32 lanes 0.94
-_HELD = (_Entry(128, 32, 4, 2), _Entry(256, 64, 4))  # 1024: 1.00, staged 0.98; 2048: 1.00, staged 0.99
+# Of the bandwidth of the best copy, on an H200, in bfloat16 and float32 rows of as many bytes.
+_SHORT = (_Entry(32, 16, 2, 8), _Entry(64, 16, 4, 8))  # 256: 0.98; 512: 0.98
+_HELD = (
+    _Entry(128, 32, 4),  # 1024: 0.97, masked 0.95; two rows a CTA 0.97 and 0.83
+    _Entry(256, 64, 4, bytes=4),  # float32 1024: 0.97, masked 0.93; staged by 32 threads 0.99 and 0.86
+)
 _ANY = 1 << 30
 _FORWARD_TABLE = (
     *_SHORT,
     *_HELD,
-    _Entry(768, 128),  # 3000: 0.91, held 0.85; 5121: 0.91, held 0.58
-    _Entry(2048, 256),  # 8192: 0.99; 16384: 0.99, held 0.94; float32 4096 by 128 threads 0.93, by 256 0.98
-    _Entry(8192, 256, ctas=2),  # 32768: 0.99, held 0.86; 65536: 0.97, by four CTAs 0.93
-    _Entry(32768, 256, ctas=8),  # 131072: 0.94, by four 0.91, held 0.74; 262144: 0.88, by sixteen 0.85
-    _Entry(_ANY, 256, ctas=16),  # float32 262144: 0.79, held 0.50
+    _Entry(256, 32),  # 2048: 0.99; held 0.98
+    _Entry(1024, 64, bytes=4),  # float32 2048: 0.98; 3000: 0.96; 4096: 0.97; by 128 threads 0.90, 0.89 and 0.91
+    _Entry(1024, 128),  # 4096: 0.98; 4093: 0.91; 8192: 0.99
+    _Entry(1536, 256),  # 9001: 0.95, by 512 threads 0.74; float32 5121: 0.93
+    _Entry(4096, 512),  # 16384: 0.99; 32768: 0.98; float32 8192: 0.99, by 256 threads 0.98
+    _Entry(8192, 512, ctas=2),  # 65536: 0.98, by 256 threads 0.97; float32 32768: 0.97
+    _Entry(16384, 128, ctas=8),  # 131072: 0.92; float32 65536: 0.97, by 256 threads 0.93 and 0.88
+    _Entry(32768, 128, ctas=16, bytes=4),  # float32 131072: 0.96, by eight CTAs of 256 threads 0.86
+    _Entry(32768, 256, ctas=8),  # 262144: 0.91, by sixteen 0.87
+    _Entry(_ANY, 256, ctas=16),  # float32 262144: 0.82, held 0.50
+)
+# A row has more shared memory.
+_FORWARD_MASKED_TABLE = (
+    *_SHORT,
+    *_HELD,
+    _Entry(256, 32),  # 2048: 0.94; held 0.93
+    _Entry(512, 128, 4, bytes=4),  # float32 2048: 0.92; staged 0.87
+    _Entry(1024, 64, bytes=4),  # float32 4096: 0.91, by 128 threads 0.85
+    _Entry(1024, 128),  # 4096: 0.92; 8192: 0.97
+    _Entry(2048, 256),  # 16384: 0.96; float32 8192: 0.96, by 512 threads 0.88
+    _Entry(4096, 256, ctas=2),  # 32768: 0.99; float32 16384: 0.96, by one CTA 0.88
+    _Entry(8192, 128, ctas=4),  # float32 32768: 0.95, by two CTAs 0.90
+    _Entry(32768, 256, ctas=8),
+    _Entry(_ANY, 256, ctas=16),
 )
 # Where little of a row is read, more CTAs are resident than without.
 _FORWARD_CAUSAL_TABLE = (
     *_SHORT,
-    _Entry(256, 32),  # 1024: 0.88, held 0.57; 2048: 0.96, held 0.62
-    _Entry(768, 128),  # 4096: 0.91, held 0.77
-    _Entry(4096, 256),  # 16384: 0.96; 32768: 0.96, by two CTAs 0.90
-    _Entry(8192, 256, ctas=2),  # float32 32768: 0.85, by four 0.82
+    _Entry(512, 32),  # 1024: 0.84; 2048: 0.94; 4096: 0.92, by 128 threads 0.90; float32 2048: 0.93
+    _Entry(1024, 64, bytes=4),  # float32 4096: 0.90, by 128 threads 0.89
+    _Entry(1024, 128),  # 8192: 0.94
+    _Entry(1536, 256),
+    _Entry(4096, 512),  # 16384: 0.95, by 256 threads 0.93; 32768: 0.95
+    _Entry(8192, 256, ctas=2),  # float32 32768: 0.92
     _Entry(32768, 256, ctas=8),
     _Entry(_ANY, 256, ctas=16),
 )
 _BACKWARD_TABLE = (
     *_SHORT,
-    *_HELD,
-    # 4096: 0.97; 16384: 0.96; 4097: 0.93, held 0.55; float32 4096: 0.92, held 0.99; 4097: 0.92, held 0.60
-    _Entry(2048, 128),
+    _Entry(128, 32, 4, 2),  # 1024: 0.98
+    _Entry(256, 64, 4),  # 2048: 1.00, staged 0.97
+    _Entry(1536, 256, bytes=4),  # float32 2048: 0.94; 4096: 0.94; 4093: 0.94, by 128 threads 0.93, held 0.60
+    _Entry(2048, 128, ctas=4, bytes=4),  # float32 8192: 0.98, by one CTA 0.94; 7001: 0.92
+    _Entry(2048, 128),  # 4096: 0.96; 8192: 0.97; 16384: 0.96; 4093: 0.92, held 0.55
     _Entry(4096, 256, 4, ctas=4),  # 32768: 1.00, staged 0.92
     _Entry(8192, 256, 4, ctas=8),  # 65536: 1.00, staged 0.91
-    _Entry(16384, 256, 4, ctas=16),  # 131072: 0.97, staged 0.90
-    _Entry(32768, 512, 4, ctas=16),  # 262144: 0.87, staged 0.86
-    _Entry(65536, 1024, 4, ctas=16),  # float32 262144: 0.81, staged 0.69
+    _Entry(16384, 256, 4, ctas=16),  # 131072: 0.98, staged 0.96
+    _Entry(32768, 512, ctas=16, bytes=2),  # 262144: 0.94, held 0.87
+    _Entry(32768, 512, 4, ctas=16),  # float32 131072: 0.97, staged 0.96
+    _Entry(65536, 1024, 4, ctas=16),  # float32 262144: 0.79, staged 0.69
 )
 _BACKWARD_CAUSAL_TABLE = (
     *_SHORT,
-    _Entry(256, 32),  # 1024: 0.93, held 0.49
-    _Entry(2048, 128),  # 4096: 0.92, held 0.73; 16384: 0.94, by 256 threads 0.92
-    _Entry(4096, 256, ctas=2),  # 32768: 0.86, held 0.69
-    _Entry(8192, 256, ctas=4),  # float32 32768: 0.86
+    _Entry(256, 32),  # 1024: 0.93; 2048: 0.93
+    _Entry(512, 32, bytes=4),  # float32 2048: 0.93, by 128 threads 0.90
+    _Entry(1024, 256, bytes=4),  # float32 4096: 0.89, by 128 threads 0.88
+    _Entry(2048, 128, ctas=2, bytes=4),  # float32 8192: 0.92, by one CTA 0.89
+    _Entry(4096, 128, ctas=4, bytes=4),  # float32 16384: 0.92, by two CTAs 0.90
+    _Entry(8192, 128, ctas=8, bytes=4),  # float32 32768: 0.91, by four CTAs 0.87
+    _Entry(2048, 128),  # 4096: 0.90; 8192: 0.91; 16384: 0.93, by 256 threads 0.91
+    _Entry(4096, 256, ctas=2),  # 32768: 0.88, by four CTAs 0.86
+    _Entry(8192, 256, ctas=4),
     _Entry(16384, 256, ctas=8),
     _Entry(_ANY, 256, ctas=16),
 )
 
-_TABLES = {
-    (False, False): _FORWARD_TABLE,
-    (False, True): _FORWARD_CAUSAL_TABLE,
-    (True, False): _BACKWARD_TABLE,
-    (True, True): _BACKWARD_CAUSAL_TABLE,
-}
+
+def _table(backward: bool, causal: bool, masked: bool) -> tuple[_Entry, ...]:
+    if backward:
+        return _BACKWARD_CAUSAL_TABLE if causal else _BACKWARD_TABLE
+    return _FORWARD_CAUSAL_TABLE if causal else _FORWARD_MASKED_TABLE if masked else _FORWARD_TABLE
 
 
 def configure(
@@ -157,6 +190,7 @@ def configure(
     limits: DeviceLimits,
     backward: bool = False,
     causal: bool = False,
+    masked: bool = False,
 ) -> SoftmaxConfig:
     """Choose how rows of up to so many columns are divided.
 
@@ -170,14 +204,16 @@ def configure(
         Of those, and of a mask, that are read.
     limits : DeviceLimits
         Of the device.
-    backward, causal : bool
-        Whether it is the backward, and whether columns are excluded by a causal mode.
+    backward, causal, masked : bool
+        Whether it is the backward, and whether columns are excluded by a causal mode or by a mask.
     """
-    vector = 16 // max(dtype.bytes for dtype in rows)
+    widest = max(dtype.bytes for dtype in rows)
+    vector = 16 // widest
     clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
     most = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
-    for line in _TABLES[backward, causal]:
-        if columns <= line.vectors * vector and line.ctas <= most:
+    for line in _table(backward, causal, masked):
+        fits = not line.bytes or (line.bytes == widest and (clusters or line.ctas == 1))
+        if fits and columns <= line.vectors * vector and line.ctas <= most:
             shared = clusters and line.ctas > 1
             if line.steps:
                 return SoftmaxConfig(line.threads, line.rows, vector, line.steps, line.ctas, shared)
