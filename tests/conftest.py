@@ -80,6 +80,7 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[
     def run(script: str, **variables: str) -> list[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TRANSFORMER_RTC_")}
         environment |= {"LD_LIBRARY_PATH": str(folder), "TRANSFORMER_RTC_CACHE_DIR": str(folder / "cache"), **variables}
+        environment["PYTHON_GIL"] = "1"  # a free-threaded Python turns it on too, and warns
         done = subprocess.run(
             [sys.executable, "-c", _ON_FAKE_DRIVER + textwrap.dedent(script)],
             env=environment,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -245,8 +246,21 @@ def compile():
 
 
 def test_a_python_whose_gil_is_off_is_told_at_import_that_it_is_needed():
-    script = "import sys\nsys._is_gil_enabled = lambda: {}\nimport transformer_rtc"
-    done = subprocess.run([sys.executable, "-c", script.format(False)], capture_output=True, text=True)
+    script = "import sys\nsys._is_gil_enabled = lambda: {}\n{}"
+    # A free-threaded Python warns where it turns the GIL on, unless it is asked to.
+    environment = os.environ | {"PYTHON_GIL": "1"}
+
+    def run(enabled: bool, then: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script.format(enabled, then)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    done = run(False, "import transformer_rtc")
     assert done.returncode == 1 and "SettingsError: the GIL is off (PYTHON_GIL=0 or -X gil=0)" in done.stderr
-    done = subprocess.run([sys.executable, "-c", script.format(True)], capture_output=True, text=True)
+    done = run(True, "import transformer_rtc")
     assert (done.returncode, done.stderr) == (0, "")
+    # Another thread that waits for this import gets the module as it was left.
+    done = run(
+        False,
+        "try: import transformer_rtc\nexcept ValueError: print([m for m in sys.modules if 'transformer_rtc' in m])",
+    )
+    assert done.stdout.strip() == "['transformer_rtc._native', 'transformer_rtc.errors']", done.stderr

@@ -4,6 +4,17 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from . import _native as _native
+from .errors import SettingsError
+
+# A free-threaded Python turns the GIL on when it imports the native module, and says so; not if its user forbids that.
+# Asked before there is anything else: a thread that waited for another's import has what that left, though it failed.
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise SettingsError(
+        "the GIL is off (PYTHON_GIL=0 or -X gil=0), and transformer_rtc needs it: leave the setting out, and a "
+        "free-threaded Python turns the GIL on when it imports transformer_rtc"
+    )
+
 from .arrays import DeviceArray
 from .dispatch import implementations, using
 from .errors import *  # noqa: F403
@@ -53,12 +64,6 @@ __all__ = [
     "warmup",
 ]
 
-# A free-threaded Python turns the GIL on when it imports the native module, and says so; not if its user forbids that.
-if not getattr(sys, "_is_gil_enabled", lambda: True)():
-    raise SettingsError(  # noqa: F405
-        "the GIL is off (PYTHON_GIL=0 or -X gil=0), and transformer_rtc needs it: leave the setting out, and a "
-        "free-threaded Python turns the GIL on when it imports transformer_rtc"
-    )
 if _settings.record:
     import_module(".manifest", __name__)
 
