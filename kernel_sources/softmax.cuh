@@ -262,8 +262,8 @@ TRTC_DEVICE float gradient_of(float y, float dy, float sum, float scale) {
 // ---- The gradient of a mask of floats -------------------------------------------------------------------------------
 //
 // It is dx with a scale of 1, added up over the rows that a row of the mask was broadcast to. Groups of `mask_lanes`
-// threads share these rows: each adds up every `sharers`-th one, in blocks of 32, and then they add up theirs in pairs.
-// So the order depends on the number of rows alone.
+// threads share these rows: each adds up every `sharers`-th one, in blocks of 32, and then a CTA's add up theirs in
+// pairs, and CTAs of a cluster in their order. So the order depends on the number of rows alone.
 
 enum : int {
   mask_threads = 256,
@@ -278,9 +278,10 @@ struct MaskColumns {
   int first;
   int step;
 
-  static TRTC_DEVICE MaskColumns here(bool together) {
+  // Of CTA `number` in x, or of the cluster.
+  static TRTC_DEVICE MaskColumns of(int64 number, bool together) {
     const int lane = thread_index() % mask_lanes;
-    const int first = static_cast<int>(cta_index()) * mask_columns;
+    const int first = static_cast<int>(number) * mask_columns;
     return {first + lane * (together ? static_cast<int>(mask_vector) : 1), together ? 1 : static_cast<int>(mask_lanes)};
   }
   TRTC_DEVICE int at(int i) const { return first + i * step; }
@@ -334,21 +335,82 @@ TRTC_DEVICE void add_masked_rows(const Params& params, const Rows& rows, const M
   }
 }
 
+// Adds up sums of columns over the `parts` neighbouring CTAs of a cluster that have them, each at its place in the
+// first one of these. Once a launch.
+template <int Ctas>
+struct MaskPartSums {
+  float* values;  // [part][column], in the first CTA
+  uint64* all_here;
+  int rank;
+
+  TRTC_DEVICE void begin(int parts) {
+#if TRTC_ARCHITECTURE >= 90
+    TRTC_SHARED(float, shared_values, Ctas* mask_columns);
+    TRTC_SHARED(uint64, barrier, 1);
+    values = shared_values;
+    all_here = barrier;
+    rank = static_cast<int>(cta_index() % Ctas);
+    if (parts > 1) {
+      if (thread_index() == 0 && rank % parts == 0) {
+        transaction_barrier_init(all_here, parts * mask_columns * sizeof(float));
+      }
+      cluster_arrive_relaxed();
+    }
+#endif
+  }
+
+  // By all threads; `sum` is of the first `mask_lanes` threads, and the result is the first CTA's.
+  TRTC_DEVICE bool add_up(int parts, float (&sum)[mask_vector]) {
+    constexpr int N = mask_vector;
+    bool is_first = true;
+#if TRTC_ARCHITECTURE >= 90
+    const int part = rank % parts, first_place = thread_index() * N;
+    is_first = part == 0;
+    cluster_wait();
+    if (thread_index() < mask_lanes) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        store_cluster_async(values + part * mask_columns + first_place + i, all_here, rank - part, sum[i]);
+      }
+      if (is_first) {
+        transaction_barrier_wait(all_here);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum[i] = values[first_place + i];
+#pragma unroll 1
+        for (int other = 1; other < parts; ++other) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) sum[i] += values[other * mask_columns + first_place + i];
+        }
+      }
+    }
+#endif
+    return is_first;
+  }
+};
+
 // `Rows` knows the arrays' types: its load() gives y and dy of a row's columns, and a y that takes no part where there
-// is no column or it is excluded; its store() takes the gradient. A grid has the mask's columns in x and its rows in y.
-template <bool Logarithm, class Rows, class Params>
+// is no column or it is excluded; its store() takes the gradient. A grid has the mask's columns in x, for each of which
+// there are `Ctas` CTAs, and its rows in y.
+template <bool Logarithm, int Ctas, class Rows, class Params>
 TRTC_DEVICE void mask_gradient(const Params& params, const Rows& rows) {
   constexpr int N = mask_vector;
   const uint32 mask_rows = static_cast<uint32>(params.mask_rows), sharers = static_cast<uint32>(params.sharers);
-  const uint32 group = static_cast<uint32>(thread_index() / mask_lanes), share = group % sharers;
+  const uint32 group =
+      static_cast<uint32>(cta_index() % Ctas) * mask_groups + static_cast<uint32>(thread_index() / mask_lanes);
+  const uint32 share = group % sharers;
+  const uint32 in_cta = min(sharers, static_cast<uint32>(mask_groups)), share_in_cta = share % in_cta;
   const uint32 count = static_cast<uint32>(params.rows) / mask_rows;
-  const int64 rows_of_cta = mask_groups / sharers;
-  const MaskColumns columns = MaskColumns::here(rows.together);
+  const int64 rows_in_turn = Ctas * mask_groups / sharers;
+  const MaskColumns columns = MaskColumns::of(cta_index() / Ctas, rows.together);
   const bool whole = rows.together && columns.first + N <= params.columns;
   TRTC_SHARED(float, shared_sums, mask_vector* mask_threads);
   float* own = shared_sums + thread_index();
+  MaskPartSums<Ctas> parts;
+  // With several there are no more rows than the grid has at once.
+  const int part_count = Ctas == 1 ? 1 : static_cast<int>(sharers / in_cta);
+  if constexpr (Ctas > 1) parts.begin(part_count);
 #pragma unroll 1
-  for (int64 first = cta_index_y() * rows_of_cta; first < mask_rows; first += ctas_in_grid_y() * rows_of_cta) {
+  for (int64 first = cta_index_y() * rows_in_turn; first < mask_rows; first += ctas_in_grid_y() * rows_in_turn) {
     const int64 mask_row = first + group / sharers;
     const bool exists = mask_row < mask_rows;
     float sum[N] = {};
@@ -361,18 +423,22 @@ TRTC_DEVICE void mask_gradient(const Params& params, const Rows& rows) {
       }
     }
 #pragma unroll 1
-    for (uint32 half = sharers / 2; half > 0; half /= 2) {
-      if (share >= half && share < 2 * half) {
+    for (uint32 half = in_cta / 2; half > 0; half /= 2) {
+      if (share_in_cta >= half && share_in_cta < 2 * half) {
 #pragma unroll
         for (int i = 0; i < N; ++i) own[i * mask_threads] = sum[i];
       }
       cta_barrier();
-      if (share < half) {
+      if (share_in_cta < half) {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] += own[i * mask_threads + half * mask_lanes];
       }
     }
-    if (exists && share == 0) rows.store(mask_row, columns, sum);
+    bool has_all = share_in_cta == 0;
+    if constexpr (Ctas > 1) {
+      if (part_count > 1) has_all = parts.add_up(part_count, sum) && has_all;
+    }
+    if (exists && has_all) rows.store(mask_row, columns, sum);
     if (sharers > 1) cta_barrier();  // what others have written is read
   }
 }

@@ -191,7 +191,7 @@ struct MaskGradientRows {
 
 template <class Traits, class Params>
 TRTC_DEVICE void softmax_backward_mask_gradient(const Params& params) {
-  mask_gradient<Traits::logarithm>(params, MaskGradientRows<Traits, Params>::of(params));
+  mask_gradient<Traits::logarithm, Traits::ctas>(params, MaskGradientRows<Traits, Params>::of(params));
 }
 
 }  // namespace trtc

@@ -221,7 +221,7 @@ struct AnyMaskGradientRows {
 
 template <bool Logarithm, class Params>
 TRTC_DEVICE void softmax_backward_any_mask_gradient(const Params& params) {
-  mask_gradient<Logarithm>(params, AnyMaskGradientRows<Logarithm, Params>{params, true});
+  mask_gradient<Logarithm, 1>(params, AnyMaskGradientRows<Logarithm, Params>{params, true});
 }
 
 }  // namespace trtc

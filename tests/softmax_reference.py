@@ -123,14 +123,14 @@ def mask_gradient(dy, y, shape, within=None, logarithm=False) -> Expected:
     """Return the gradient of a mask of floats of a shape that is broadcast to that of y.
 
     An element is the sum of what its `rows` add, each of which errs as dx does. A term goes through at most 32
-    additions in its block of rows, as many as its group has blocks, and 5 from group to group; each errs by u of the
-    sum of magnitudes. Where a group has more than one block, there are 32 of them.
+    additions in its block of rows, as many as its group has blocks, 5 from group to group, and 7 from CTA to CTA; each
+    errs by u of the sum of magnitudes. Where a group has more than one block, there are 32 of them at least.
     """
     of_rows = backward(dy, y, 1.0, within, logarithm)
     padded = (1,) * (y.ndim - len(shape)) + tuple(shape)
     axes = tuple(i for i in range(y.ndim) if padded[i] == 1 and y.shape[i] != 1)
     rows = y.size / max(1, np.prod(shape))
-    bound = of_rows.bound + (LONGEST + rows / 1024 + 1 + 5) * U * np.abs(of_rows.value)
+    bound = of_rows.bound + (LONGEST + rows / 1024 + 1 + 5 + 7) * U * np.abs(of_rows.value)
     return Expected(
         of_rows.value.sum(axis=axes, keepdims=True).reshape(shape), bound.sum(axis=axes, keepdims=True).reshape(shape)
     )

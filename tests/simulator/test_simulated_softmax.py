@@ -609,12 +609,13 @@ def test_the_gradients_of_a_mask_and_of_a_sink_together(static, rng):
     assert_within(dmask, expected.mask_gradient(dy, y, (7, 40), within), FLOAT16, "dmask")
 
 
+@pytest.mark.parametrize("clusters", [False, True])
 @pytest.mark.parametrize("queries", [5, 40])
-def test_a_mask_s_gradient_of_more_rows_than_a_grid_has_ctas_for(queries, rng):
-    # As many CTAs as a grid may have are too many here: fewer, of 32 groups of threads.
+def test_a_mask_s_gradient_of_more_rows_than_a_grid_has_ctas_for(queries, clusters, rng):
+    # As many CTAs as a grid may have are too many here: fewer, of 32 groups of threads, or clusters of 256.
     keys = 45
     dy, y, within = of_masked(rng, (36, queries, keys), (queries, keys))
-    spec = MaskGradientSpec(FLOAT32, FLOAT32, FLOAT32, False, False)
+    spec = MaskGradientSpec(FLOAT32, FLOAT32, FLOAT32, False, False, clusters)
     dmask = np.full((queries, keys), 77, np.float32)
     sums = np.where(within, dy, 0).astype(np.float64) * y
     values = {
@@ -626,9 +627,12 @@ def test_a_mask_s_gradient_of_more_rows_than_a_grid_has_ctas_for(queries, rng):
         "matrix_heads": 36, "matrix_heads_magic": 0, "matrix_heads_shift": 0,
     }  # fmt: skip
     kernel = transformer_rtc.manager.get(spec, simulated())
-    for ctas, sharers in itertools.product((1, 2, 7), (1, 2, 32)):
+    rule = spec.launch_rule
+    of_all = [(-(-queries * sharers // 256), sharers) for sharers in (64, 128, 256) if clusters]  # of several CTAs each
+    for ctas, sharers in [*itertools.product((1, 2, 7), (1, 2, 32)), *of_all]:
         dmask[...] = 77
-        config = LaunchConfig((2, ctas, 1), (spec.launch_rule.threads, 1, 1))
+        grid, cluster = (2 * rule.ctas_per_row, ctas, 1), (rule.ctas_per_row, 1, 1)
+        config = LaunchConfig(grid, (rule.threads, 1, 1), cluster)
         kernel.launch(config, {**values, "sharers": sharers})
         assert_within(dmask, expected.mask_gradient(dy, y, dmask.shape, within), FLOAT32, "dmask")
 

@@ -743,7 +743,9 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
 int64_t Operator::sharers(const Layout& layout, const Stage& stage) {
   // So that each has 8 rows at least: what a CTA costs is little beside them. The shape alone decides, and with it the
   // order of the sums.
-  const int64_t most = std::min(stage.row_groups, layout.geometry.rows / layout.mask_rows / 8);
+  // CTAs of a cluster share them once a launch only.
+  const int64_t groups = layout.mask_rows > kMostInY ? stage.row_groups / stage.shape.cluster.x : stage.row_groups;
+  const int64_t most = std::min(groups, layout.geometry.rows / layout.mask_rows / 8);
   int64_t sharers = 1;
   while (2 * sharers <= most) sharers *= 2;
   return sharers;
@@ -862,10 +864,10 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
         const int64_t ctas = (geometry.columns + stage.columns_per_cta - 1) / stage.columns_per_cta;
         int64_t in_y = layout.heads;
         if (stage.row_groups > 0) {
-          const int64_t rows_per_cta = stage.row_groups / sharers(layout, stage);
-          in_y = std::min(kMostInY, (layout.mask_rows + rows_per_cta - 1) / rows_per_cta);
+          const int64_t in_turn = stage.row_groups / sharers(layout, stage);
+          in_y = std::min(kMostInY, (layout.mask_rows + in_turn - 1) / in_turn);
         }
-        shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(in_y), 1};
+        shape.grid = {static_cast<unsigned>(ctas) * shape.cluster.x, static_cast<unsigned>(in_y), 1};
       }
       // The first launch wrote them.
       for (size_t i = written_first; i < memory.size(); ++i) memory[i].initialised = true;

@@ -80,7 +80,7 @@ enum class Source {
   query_stride,
   row_partials,
   mask_rows,  // of what has the shape of a mask
-  sharers,    // groups of threads of a CTA that share what one of these was broadcast to
+  sharers,    // groups of threads that share what one of these was broadcast to
   diagonal,   // how many columns there are more than queries
 };
 
@@ -99,7 +99,7 @@ struct Stage {
   LaunchShape shape;  // but for the grid
   std::vector<FieldFill> fields;
   int64_t columns_per_cta;  // of a launch behind the first, whose grid is over the columns and heads; or kOfHeads
-  int64_t row_groups;       // of threads in a CTA, where the grid is over the columns and a mask's rows; else 0
+  int64_t row_groups;       // of threads in a cluster, where the grid is over the columns and a mask's rows; else 0
 };
 
 // All that is fixed once the arguments' types and the hidden size are known. The first stage is over the rows.

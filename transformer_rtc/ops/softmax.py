@@ -55,7 +55,7 @@ class _SoftmaxFamily:
         spec, staged = _spec(request, limits)
         shared = spec.config.shared_memory(request.columns, staged)
         first = (spec, spec.launch_rule._replace(dynamic_shared_memory=shared))
-        return first, *((spec, spec.launch_rule) for spec in _gradients(request))
+        return first, *((spec, spec.launch_rule) for spec in _gradients(request, limits))
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
         self.check(request)
@@ -99,7 +99,7 @@ def _spec(request: Request, limits: DeviceLimits) -> tuple[SoftmaxForwardSpec | 
     return spec, staged
 
 
-def _gradients(request: Request) -> Iterator[SinkGradientSpec | MaskGradientSpec]:
+def _gradients(request: Request, limits: DeviceLimits) -> Iterator[SinkGradientSpec | MaskGradientSpec]:
     """Yield the kernels that follow a backward's first one, in the order of their results."""
     dtypes = request.dtypes
     sink, dsink, dmask = (dtypes.get(name) for name in ("sink", "dsink", "dmask"))
@@ -110,7 +110,8 @@ def _gradients(request: Request) -> Iterator[SinkGradientSpec | MaskGradientSpec
         dy, y = dtypes["dy"], dtypes["y"]
         assert dy is not None and y is not None
         logarithm = request.operator.startswith("log_")
-        yield MaskGradientSpec(dy, y, dmask, logarithm, "causal" in request.flags)
+        clusters = min(limits.max_cluster_size, limits.max_ctas_per_row) >= MaskGradientSpec.CTAS
+        yield MaskGradientSpec(dy, y, dmask, logarithm, "causal" in request.flags, clusters)
 
 
 _FAMILY = _SoftmaxFamily()
