@@ -278,10 +278,9 @@ struct MaskColumns {
   int first;
   int step;
 
-  // Of CTA `number` in x, or of the cluster.
-  static TRTC_DEVICE MaskColumns of(int64 number, bool together) {
+  static TRTC_DEVICE MaskColumns here(bool together) {
     const int lane = thread_index() % mask_lanes;
-    const int first = static_cast<int>(number) * mask_columns;
+    const int first = static_cast<int>(cta_index()) * mask_columns;
     return {first + lane * (together ? static_cast<int>(mask_vector) : 1), together ? 1 : static_cast<int>(mask_lanes)};
   }
   TRTC_DEVICE int at(int i) const { return first + i * step; }
@@ -349,7 +348,7 @@ struct MaskPartSums {
     TRTC_SHARED(uint64, barrier, 1);
     values = shared_values;
     all_here = barrier;
-    rank = static_cast<int>(cta_index() % Ctas);
+    rank = static_cast<int>(cta_index_y() % Ctas);
     if (parts > 1) {
       if (thread_index() == 0 && rank % parts == 0) {
         transaction_barrier_init(all_here, parts * mask_columns * sizeof(float));
@@ -389,19 +388,19 @@ struct MaskPartSums {
 };
 
 // `Rows` knows the arrays' types: its load() gives y and dy of a row's columns, and a y that takes no part where there
-// is no column or it is excluded; its store() takes the gradient. A grid has the mask's columns in x, for each of which
-// there are `Ctas` CTAs, and its rows in y.
+// is no column or it is excluded; its store() takes the gradient. A grid has the mask's columns in x, and its rows in
+// y, where `Ctas` neighbours may be a cluster that shares some: in x they would read far from each other.
 template <bool Logarithm, int Ctas, class Rows, class Params>
 TRTC_DEVICE void mask_gradient(const Params& params, const Rows& rows) {
   constexpr int N = mask_vector;
   const uint32 mask_rows = static_cast<uint32>(params.mask_rows), sharers = static_cast<uint32>(params.sharers);
   const uint32 group =
-      static_cast<uint32>(cta_index() % Ctas) * mask_groups + static_cast<uint32>(thread_index() / mask_lanes);
+      static_cast<uint32>(cta_index_y() % Ctas) * mask_groups + static_cast<uint32>(thread_index() / mask_lanes);
   const uint32 share = group % sharers;
   const uint32 in_cta = min(sharers, static_cast<uint32>(mask_groups)), share_in_cta = share % in_cta;
   const uint32 count = static_cast<uint32>(params.rows) / mask_rows;
   const int64 rows_in_turn = Ctas * mask_groups / sharers;
-  const MaskColumns columns = MaskColumns::of(cta_index() / Ctas, rows.together);
+  const MaskColumns columns = MaskColumns::here(rows.together);
   const bool whole = rows.together && columns.first + N <= params.columns;
   TRTC_SHARED(float, shared_sums, mask_vector* mask_threads);
   float* own = shared_sums + thread_index();
@@ -410,7 +409,8 @@ TRTC_DEVICE void mask_gradient(const Params& params, const Rows& rows) {
   const int part_count = Ctas == 1 ? 1 : static_cast<int>(sharers / in_cta);
   if constexpr (Ctas > 1) parts.begin(part_count);
 #pragma unroll 1
-  for (int64 first = cta_index_y() * rows_in_turn; first < mask_rows; first += ctas_in_grid_y() * rows_in_turn) {
+  for (int64 first = cta_index_y() / Ctas * rows_in_turn; first < mask_rows;
+       first += ctas_in_grid_y() / Ctas * rows_in_turn) {
     const int64 mask_row = first + group / sharers;
     const bool exists = mask_row < mask_rows;
     float sum[N] = {};

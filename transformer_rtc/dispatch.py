@@ -200,7 +200,7 @@ class LaunchRule(NamedTuple):
         columns].
     row_groups : int
         Of a launch over the columns that makes sums of the shape of a mask: how many groups of threads a CTA has, or a
-        cluster of `ctas_per_row`, which have the same columns. As many of them share the rows that a row of the mask
+        cluster of `ctas_per_row` in y. As many of them share the rows that a row of the mask
         was broadcast to as these are worth, a power of two, and y has CTAs for all rows of the mask, or as many CTAs
         as it may have; 0 elsewhere.
     """
@@ -393,10 +393,11 @@ class Operator:
         # Operators that share a general kernel fill its parameters from arrays of their own: not kernel.params.
         stages, resident = [], []
         for kernel, params, rule in kernels:
+            ctas = (1, rule.ctas_per_row, 1) if rule.row_groups else (rule.ctas_per_row, 1, 1)
             config = LaunchConfig(
-                grid=(rule.ctas_per_row, 1, 1),
+                grid=ctas,
                 block=(rule.threads, 1, 1),
-                cluster=(rule.ctas_per_row if rule.clusters else 1, 1, 1),
+                cluster=ctas if rule.clusters else (1, 1, 1),
                 dynamic_shared_memory=rule.dynamic_shared_memory,
                 cooperative=rule.cooperative,
             )

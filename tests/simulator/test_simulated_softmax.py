@@ -631,7 +631,7 @@ def test_a_mask_s_gradient_of_more_rows_than_a_grid_has_ctas_for(queries, cluste
     of_all = [(-(-queries * sharers // 256), sharers) for sharers in (64, 128, 256) if clusters]  # of several CTAs each
     for ctas, sharers in [*itertools.product((1, 2, 7), (1, 2, 32)), *of_all]:
         dmask[...] = 77
-        grid, cluster = (2 * rule.ctas_per_row, ctas, 1), (rule.ctas_per_row, 1, 1)
+        grid, cluster = (2, ctas * rule.ctas_per_row, 1), (1, rule.ctas_per_row, 1)
         config = LaunchConfig(grid, (rule.threads, 1, 1), cluster)
         kernel.launch(config, {**values, "sharers": sharers})
         assert_within(dmask, expected.mask_gradient(dy, y, dmask.shape, within), FLOAT32, "dmask")

@@ -744,7 +744,8 @@ int64_t Operator::sharers(const Layout& layout, const Stage& stage) {
   // So that each has 8 rows at least: what a CTA costs is little beside them. The shape alone decides, and with it the
   // order of the sums.
   // CTAs of a cluster share them once a launch only.
-  const int64_t groups = layout.mask_rows > kMostInY ? stage.row_groups / stage.shape.cluster.x : stage.row_groups;
+  const int64_t ctas = stage.shape.cluster.y,
+                groups = stage.row_groups / (layout.mask_rows > kMostInY / ctas ? ctas : 1);
   const int64_t most = std::min(groups, layout.geometry.rows / layout.mask_rows / 8);
   int64_t sharers = 1;
   while (2 * sharers <= most) sharers *= 2;
@@ -864,10 +865,13 @@ PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {
         const int64_t ctas = (geometry.columns + stage.columns_per_cta - 1) / stage.columns_per_cta;
         int64_t in_y = layout.heads;
         if (stage.row_groups > 0) {
-          const int64_t in_turn = stage.row_groups / sharers(layout, stage);
-          in_y = std::min(kMostInY, (layout.mask_rows + in_turn - 1) / in_turn);
+          const int64_t shared_by = sharers(layout, stage), in_turn = stage.row_groups / shared_by;
+          const int64_t in_cluster = shape.cluster.y;
+          in_y = in_cluster * std::min(kMostInY / in_cluster, (layout.mask_rows + in_turn - 1) / in_turn);
+          // CTAs that share nothing are launched one by one.
+          if (shared_by * in_cluster <= stage.row_groups) shape.cluster = {1, 1, 1};
         }
-        shape.grid = {static_cast<unsigned>(ctas) * shape.cluster.x, static_cast<unsigned>(in_y), 1};
+        shape.grid = {static_cast<unsigned>(ctas), static_cast<unsigned>(in_y), 1};
       }
       // The first launch wrote them.
       for (size_t i = written_first; i < memory.size(); ++i) memory[i].initialised = true;
