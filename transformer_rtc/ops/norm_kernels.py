@@ -299,7 +299,7 @@ class BackwardSpec(_RowSpec):
 
     @property
     def _registers(self) -> int:
-        return 80 + (self.dweight + self.dbias) * self.config.steps * self.config.vector
+        return 72 + (self.dweight + self.dbias) * self.config.steps * self.config.vector
 
     @property
     def needs_x(self) -> bool:
