@@ -438,14 +438,16 @@ TRTC_DEVICE void norm_backward_finish(const Params& params) {
   const int64 column = cta_index() * 32 + thread_index() / 32;
   const int64 to = cta_index_y() * params.hidden + column;
   const bool stores = thread_index() % 32 == 0 && column < params.hidden;
+  float sum[HasDweight + HasDbias];
+  finished_sums<RowsPerGroup>(params, HasDweight + HasDbias, sum);
   if constexpr (HasDweight) {
     Vec<Dweight, 1> value;
-    value.set(0, finished_sum<RowsPerGroup>(params, 0, HasDweight + HasDbias), 0.0f);
+    value.set(0, sum[0], 0.0f);
     value.store(static_cast<Dweight*>(params.dweight) + to, stores);
   }
   if constexpr (HasDbias) {
     Vec<Dbias, 1> value;
-    value.set(0, finished_sum<RowsPerGroup>(params, HasDweight, HasDweight + HasDbias), 0.0f);
+    value.set(0, sum[HasDweight], 0.0f);
     value.store(static_cast<Dbias*>(params.dbias) + to, stores);
   }
 }

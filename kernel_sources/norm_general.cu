@@ -275,14 +275,15 @@ TRTC_DEVICE void norm_backward_finish_rows(const Params& params) {
   const int64 column = cta_index() * 32 + thread_index() / 32;
   const int64 offset = cta_index_y() * params.hidden + column;
   const int columns = thread_index() % 32 == 0 && column < params.hidden ? 1 : 0;
-  int gradient = 0;
+  float sum[2];
+  finished_sums<RowsPerGroup>(params, gradients, sum);
   if (params.dweight_dtype != 0) {
-    const float sum[1] = {finished_sum<RowsPerGroup>(params, gradient++, gradients)};
-    any_row(params.dweight, params.dweight_dtype, offset, columns).store(sum, 0);
+    const float of_weight[1] = {sum[0]};
+    any_row(params.dweight, params.dweight_dtype, offset, columns).store(of_weight, 0);
   }
   if (params.dbias_dtype != 0) {
-    const float sum[1] = {finished_sum<RowsPerGroup>(params, gradient, gradients)};
-    any_row(params.dbias, params.dbias_dtype, offset, columns).store(sum, 0);
+    const float of_bias[1] = {params.dweight_dtype != 0 ? sum[1] : sum[0]};
+    any_row(params.dbias, params.dbias_dtype, offset, columns).store(of_bias, 0);
   }
 }
 

@@ -227,27 +227,45 @@ TRTC_DEVICE int64 partial_offset(int64 row, int gradient, int gradients, int64 h
 }
 
 // A second launch adds up the rows of partial sums, those of each head. A CTA has 32 columns; its 32 warps share
-// the rows, `RowsPerGroup` of each group of the first launch. Warp i returns the sum of column i.
-template <int RowsPerGroup, class Params>
-TRTC_DEVICE float finished_sum(const Params& params, int gradient, int gradients) {
+// the rows, `RowsPerGroup` of each group of the first launch. Warp i returns the sums of column i, of all gradients:
+// one after the other, they would wait for memory twice.
+template <int RowsPerGroup, int Most, class Params>
+TRTC_DEVICE void finished_sums(const Params& params, int gradients, float (&all)[Most]) {
   const int lane = thread_index() % 32, warp = thread_index() / 32;
   const int64 column = cta_index() * 32 + lane;
   const int64 rows = static_cast<int64>(params.groups) * RowsPerGroup;
   const int64 step = 32 * static_cast<int64>(params.heads);
-  const float* partials = static_cast<const float*>(params.partials);
-  TRTC_SHARED(float, sums, 32 * 33);
-  float sum = 0.0f;
+  const float* partials = static_cast<const float*>(params.partials) + column;
+  TRTC_SHARED(float, sums, Most * 32 * 33);
+  float sum[Most] = {};
   if (column < params.hidden) {
-#pragma unroll 4
-    for (int64 row = cta_index_y() + warp * static_cast<int64>(params.heads); row < rows; row += step) {
-      sum += partials[partial_offset(row, gradient, gradients, params.hidden) + column];
+    // Batches without a rest: what is behind the last row is not read.
+    constexpr int batch = 8;
+#pragma unroll 1
+    for (int64 row = cta_index_y() + warp * static_cast<int64>(params.heads); row < rows; row += batch * step) {
+      float of_row[batch][Most] = {};
+#pragma unroll
+      for (int k = 0; k < batch; ++k) {
+        const int64 here = row + k * step;
+        const float* from = partials + partial_offset(here, 0, gradients, params.hidden);
+        const int64 apart = partial_offset(0, 1, gradients, params.hidden);
+#pragma unroll
+        for (int i = 0; i < Most; ++i) {
+          if (here < rows && i < gradients) of_row[k][i] = from[i * apart];
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < batch; ++k) {
+#pragma unroll
+        for (int i = 0; i < Most; ++i) sum[i] += of_row[k][i];
+      }
     }
   }
-  sums[lane * 33 + warp] = sum;
+#pragma unroll
+  for (int i = 0; i < Most; ++i) sums[(i * 32 + lane) * 33 + warp] = sum[i];
   cta_barrier();
-  const float all = reduce_lanes<Sum, 32>(sums[warp * 33 + lane]);
-  cta_barrier();
-  return all;
+#pragma unroll
+  for (int i = 0; i < Most; ++i) all[i] = reduce_lanes<Sum, 32>(sums[(i * 32 + warp) * 33 + lane]);
 }
 
 }  // namespace trtc
