@@ -56,24 +56,25 @@ TRTC_DEVICE float large_exponential_for(float x, float factor = 1.0f) {
 }
 
 // 2^24 e^(factor (x - about)) of many x that are no larger than `about`, which is one of them, but for a factor that
-// all share: `unit` makes it good. For 16-bit results of 16-bit x the difference is part of the one fused multiply-add:
-// what rounding leaves of factor * about is then in that factor.
-template <class Input, class Result>
+// all share: `peak` is what `about` has instead of 2^24. For 16-bit results of x that are numbers of 16 bits (not
+// `Wide`), the difference is part of the one fused multiply-add: what rounding leaves of factor * about is in that
+// factor.
+template <class Input, class Result, bool Wide>
 struct Exponentials {
-  enum : bool { is_fused = sizeof(Input) == 2 && !is_same<Result, float> };
+  enum : bool { is_fused = sizeof(Input) == 2 && !Wide && !is_same<Result, float> };
   float about;
   float factor;
   float offset;
-  float unit;
+  float peak;
 
-  TRTC_DEVICE Exponentials(float about, float factor) : about(about), factor(factor), offset(0.0f), unit(1.0f) {
+  TRTC_DEVICE Exponentials(float about, float factor) : about(about), factor(factor), offset(0.0f), peak(large_one) {
     if constexpr (is_fused) {
       const float slope = factor * log2_e();
       const bool is_large = !(magnitude(about * slope) < 0x1p24f);
-      // Far from 0 anything less than `about` has an exponential of 0, with less of a slope too.
+      // Far from 0 any number of 16 bits less than `about` has an exponential of 0, with less of a slope too.
       this->factor = is_large ? 0x1p24f / magnitude(about) : slope;
       offset = fused_multiply_add(-about, this->factor, float{large_exponent});
-      unit = approximate_exp2(large_exponent - fused_multiply_add(about, this->factor, offset));
+      peak = of(about);
     }
   }
   TRTC_DEVICE float of(float x) const {

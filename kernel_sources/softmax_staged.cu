@@ -130,7 +130,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     const float largest = most[0];
     const float about = largest == minus_infinity() ? 0.0f : largest;
 
-    const Exponentials<Input, Output> terms(about, factor);
+    const Exponentials<Input, Output, added> terms(about, factor);
 
     // ---- The sum of exponentials about it
     // Those of the largest v, which are 1, apart: see softmax_forward().
@@ -165,11 +165,12 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     float sum[counts ? 2 : 1] = {sums.template share<1>(place.thread, part.shift, 0, shifted)};
     if constexpr (counts) sum[1] = ones;
     reduction.template reduce_in_cta<Sum, 1>(sum);
-    float total = sum[0] * (terms.unit / large_one);
+    // Exactly 1 where one element takes part alone.
+    float total = terms.is_fused ? divide(sum[0], terms.peak) : sum[0] * (1.0f / large_one);
     if constexpr (counts) total += sum[1];
     if (total < 0.5f) total = 0.0f;  // nothing takes part
     RowTotals totals = totals_of_row<Config>(params, place, reduction, row, factor, largest, total, false);
-    if constexpr (terms.is_fused) totals.quotient *= terms.unit;
+    if constexpr (terms.is_fused) totals.quotient *= approximate_reciprocal(terms.peak) * large_one;
 
     // ---- y
     const int used = part.first(), blocks = part.all();

@@ -2,8 +2,9 @@
 
 v = scale * x + mask is rounded to float32 by definition, but for a result of 16 bits without a mask of floats, where
 the scale is applied to differences. With u = 2^-24 and d = max(v) - v of an element: v - max(v) is within d u, the
-exponential of that within 1.2 u more, or for a result of 16 bits within 2^-21 (1 + d); the sum within
-what its terms are and `LONGEST` additions; the quotient within 2 u.
+exponential of that within 1.2 u more. For a result of 16 bits an exponential of base 2 is taken of a number about 24,
+which is rounded by 2^-20 (and more as d grows), as is that of max(v): within 2^-19 + 2^-21 d, with 2^-22 of each
+instruction. The sum is within what its terms are and `LONGEST` additions; the quotient within 2 u.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _parts(x, scale, within, added, sink, out):
 
 
 def _errors(distance, p, total, out: DType):
-    of_term = (1.2 + distance) * U if out is FLOAT32 else (1 + distance) * 2.0**-21
+    of_term = (1.2 + distance) * U if out is FLOAT32 else 2.0**-19 + distance * 2.0**-21
     with np.errstate(all="ignore"):
         of_sum = (p * of_term).sum(axis=-1, keepdims=True) / np.where(total > 0, total, 1) + LONGEST * U
     return of_term, np.where(np.isfinite(of_sum), of_sum, 0)

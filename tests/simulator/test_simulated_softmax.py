@@ -150,6 +150,30 @@ def test_scores_may_be_far_from_zero(columns, static, rng):
             hold(x, dy, dtype, scale)
 
 
+@BOTH
+@pytest.mark.parametrize("columns", [300, 3000])
+def test_a_mask_of_floats_may_be_far_from_zero(columns, static, rng):
+    # As of a query that takes no part, with scores so far apart that they are seen beside it.
+    for dtype, mask_type, far in itertools.product(FLOATS, (FLOAT32, BFLOAT16), (-1e9, -3e7, 1e8)):
+        x, dy = (expected.drawn(rng, (3, columns), dtype, 40) for _ in range(2))
+        mask = np.full((3, columns), far, NUMPY_TYPES[mask_type])
+        with using(simulated(static=static)):
+            hold(x, dy, dtype, added=mask, mask=mask)
+
+
+@BOTH
+@pytest.mark.parametrize("columns", [300, 5000, 70_000])
+def test_an_element_alone_is_exactly_one(columns, static, rng):
+    for dtype, scale in itertools.product(FLOATS, (0.7, 30.0, 1000.0)):
+        x = np.full((40, columns), -np.inf, NUMPY_TYPES[dtype])
+        places = np.arange(40), rng.integers(0, columns, 40)
+        x[places] = expected.drawn(rng, (40,), dtype)
+        with using(simulated(static=static, checked=False, multiprocessors=16)):
+            y, log_y = softmax(x, scale=scale), log_softmax(x, scale=scale)
+        np.testing.assert_array_equal(y[places].astype(float), 1)
+        np.testing.assert_array_equal(log_y[places].astype(float), 0)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_row_has_the_same_bits_wherever_it_lies(name, held, rng):
     config = CONFIGS[name]
