@@ -370,6 +370,36 @@ def test_infinities_and_nan(static, rng):
             assert (y[0] == 0).all() and lse[0] == -np.inf
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_infinities_and_nan_however_a_row_is_held(name, held, rng):
+    columns = min(500, capacity(CONFIGS[name]))
+    held(CONFIGS[name])
+    for dtype, masked in itertools.product((FLOAT32, BFLOAT16), (False, True)):
+        x = expected.drawn(rng, (6, columns), dtype)
+        x[0] = -np.inf
+        x[1, 2::3] = -np.inf
+        x[2, 3] = np.inf
+        x[3, 5] = np.nan
+        x[4, 1], x[4, 2], x[4, 6] = -np.inf, np.nan, -np.inf
+        mask = rng.random(x.shape) < 0.4
+        mask[:, 2:6] = False
+        within = ~mask if masked else None
+        for scale in (1.5, 0.0, -0.7):
+            found = expected.forward(x, scale, within, dtype)
+            with using(simulated()):
+                y, lse = softmax(x, scale=scale, return_lse=True, mask=mask if masked else None)
+                log_y = log_softmax(x, scale=scale, mask=mask if masked else None)
+            if masked:  # -infinity beside what is excluded takes no part either, in a row of NaN
+                out = mask[4] | (x[4] == -np.inf)
+                np.testing.assert_array_equal(np.isnan(y[4].astype(float)), ~out)
+                np.testing.assert_array_equal(np.isnan(log_y[4].astype(float)), ~out)
+                assert (y[4][out] == 0).all() and (log_y[4][out] == -np.inf).all()
+            rows = [0, 1, 2, 3] if masked else [0, 1, 2, 3, 4, 5]
+            for result, of in ((y, "y"), (log_y, "log_y"), (lse, "lse")):
+                kept = type(found[of])(found[of].value[rows], found[of].bound[rows])
+                assert_within(result[rows], kept, FLOAT32 if of == "lse" else dtype, of)
+
+
 @BOTH
 def test_masked_elements_are_zero_even_in_a_row_of_nan(static, rng):
     x = expected.drawn(rng, (3, 4, 50), FLOAT32)
