@@ -247,11 +247,11 @@ TRTC_DEVICE void finished_sums(const Params& params, int gradients, float (&all)
 #pragma unroll
       for (int k = 0; k < batch; ++k) {
         const int64 here = row + k * step;
-        const float* from = partials + partial_offset(here, 0, gradients, params.hidden);
-        const int64 apart = partial_offset(0, 1, gradients, params.hidden);
 #pragma unroll
         for (int i = 0; i < Most; ++i) {
-          if (here < rows && i < gradients) of_row[k][i] = from[i * apart];
+          if (here < rows && i < gradients) {
+            of_row[k][i] = partials[partial_offset(here, i, gradients, params.hidden)];
+          }
         }
       }
 #pragma unroll

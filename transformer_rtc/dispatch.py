@@ -200,9 +200,8 @@ class LaunchRule(NamedTuple):
         columns].
     row_groups : int
         Of a launch over the columns that makes sums of the shape of a mask: how many groups of threads a CTA has, or a
-        cluster of `ctas_per_row` in y. As many of them share the rows that a row of the mask
-        was broadcast to as these are worth, a power of two, and y has CTAs for all rows of the mask, or as many CTAs
-        as it may have; 0 elsewhere.
+        cluster of `ctas_per_row` in y. As many of them share the rows that a row of the mask was broadcast to as these
+        are worth, a power of two, and y has CTAs for all rows of the mask, or as many CTAs as it may have; 0 elsewhere.
     """
 
     threads: int
