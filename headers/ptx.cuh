@@ -294,6 +294,23 @@ TRTC_DEVICE void wait_async() {
   TRTC_PORTABLE(trtc_simulator::wait_copies(Pending);)
 }
 
+// ---- One asynchronous copy of many bytes (sm_90 and newer) ----------------------------------------------------------
+#if TRTC_ARCHITECTURE >= 90
+
+// Copies `bytes`, a multiple of 16, from global memory to shared memory of this CTA, both aligned to 16 bytes, and tells
+// the barrier. What is before `first` and from `end` on is of no use.
+TRTC_DEVICE void copy_bulk(void* shared, const void* global, int bytes, uint64* barrier, int first, int end) {
+  TRTC_PTX(asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)), "l"(global), "r"(bytes), "r"(shared_address(barrier)) : "memory");)
+  TRTC_PORTABLE(trtc_simulator::copy_bulk(shared, global, static_cast<uint32>(bytes), barrier, static_cast<uint32>(first), static_cast<uint32>(end));)
+}
+
+// What this thread has done with shared memory comes before bulk copies that are ordered behind it.
+TRTC_DEVICE void fence_bulk() {
+  TRTC_PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory");)
+}
+
+#endif
+
 // ---- Between the threads of a grid ----------------------------------------------------------------------------------
 
 // The maximum of what is there and `value`, neither with a sign: they compare as their bits do, NaN above infinity.
@@ -359,21 +376,19 @@ TRTC_DEVICE void cluster_wait() {
   TRTC_PORTABLE(trtc_simulator::cluster_wait();)
 }
 
-// A barrier in shared memory whose phase completes when `bytes` have been stored by store_cluster_async, from this CTA
-// or another of the cluster. Initialised by one thread; others of the cluster use it after cluster_wait().
-TRTC_DEVICE void transaction_barrier_init(uint64* barrier, uint32 bytes) {
-  TRTC_PTX(const uint32 address = shared_address(barrier);)
-  TRTC_PTX(asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");)
+// A barrier in shared memory whose phases complete when the bytes that they expect have come: by store_cluster_async,
+// from this CTA or another of the cluster, or by copy_bulk. Initialised by one thread; others of the cluster use it after
+// cluster_wait(), and others of the CTA after its barrier.
+TRTC_DEVICE void transaction_barrier_init(uint64* barrier) {
+  TRTC_PTX(asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");)
   TRTC_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");)
-  TRTC_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");)
   TRTC_PORTABLE(trtc_simulator::barrier_init(barrier, 1);)
   TRTC_PORTABLE(trtc_simulator::barrier_publish();)
-  TRTC_PORTABLE(trtc_simulator::barrier_arrive(barrier, bytes);)
 }
 
-// Lets the next phase wait for `bytes` too. By one thread, once it has waited for the last phase; stores that come
-// earlier count.
-TRTC_DEVICE void transaction_barrier_renew(uint64* barrier, uint32 bytes) {
+// Lets the next phase expect `bytes`. By one thread, once it has waited for the last phase; stores that come earlier
+// count.
+TRTC_DEVICE void transaction_barrier_expect(uint64* barrier, uint32 bytes) {
   TRTC_PTX(const uint32 address = shared_address(barrier);)
   TRTC_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");)
   TRTC_PORTABLE(trtc_simulator::barrier_arrive(barrier, bytes);)

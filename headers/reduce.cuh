@@ -110,7 +110,10 @@ struct RowReduction {
       all_here = barriers;
       if (thread_index() == 0) {
 #pragma unroll
-        for (int i = 0; i < Buffers; ++i) transaction_barrier_init(all_here + i, exchanged * sizeof(float));
+        for (int i = 0; i < Buffers; ++i) {
+          transaction_barrier_init(all_here + i);
+          transaction_barrier_expect(all_here + i, exchanged * sizeof(float));
+        }
       }
       cluster_arrive_relaxed();  // its wait is in the first send(), behind the loads of the row
     }
@@ -181,7 +184,7 @@ struct RowReduction {
       // All stores to this CTA have arrived after the last wait, so it may leave before others do.
       transaction_barrier_wait(all_here + buffer, received / Buffers % 2);
       if constexpr (Repeats) {
-        if (thread == 0) transaction_barrier_renew(all_here + buffer, exchanged * sizeof(float));
+        if (thread == 0) transaction_barrier_expect(all_here + buffer, exchanged * sizeof(float));
       }
 #pragma unroll
       for (int i = 0; i < Most; ++i) values[i] = cta_values[buffer * exchanged + i * CtasPerRow + thread % CtasPerRow];

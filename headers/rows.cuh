@@ -102,12 +102,15 @@ struct InputRow {
   RowArray array;
   const T* all;  // from this CTA's first column on
   bool aligned;
+  bool apart;  // no row begins before the end of the one before it
   T* shared;
 
-  TRTC_DEVICE void begin(const RowArray& rows, const Place<Config>& place) {
+  template <class Params>
+  TRTC_DEVICE void begin(const RowArray& rows, const Params& params, const Place<Config>& place) {
     array = rows;
     all = static_cast<const T*>(rows.data) + place.first_column;
     aligned = Config::hidden % N == 0 && rows_aligned<T, N>(all, rows.outer_stride, rows.inner_stride);
+    apart = rows.outer_stride >= Config::hidden && (params.inner_count == 1 || rows.inner_stride >= Config::hidden);
   }
   template <class Params>
   TRTC_DEVICE const T* of(const Params& params, int64 row) const {
@@ -117,29 +120,47 @@ struct InputRow {
   TRTC_DEVICE int shift_of(const Params& params, int64 row) const {
     return Config::ragged ? elements_past<N>(of(params, row)) : 0;
   }
-  TRTC_DEVICE void locate(char* region, const Place<Config>& place) {
-    shared = reinterpret_cast<T*>(region) + place.row_in_cta * Config::chunk;
-  }
+  TRTC_DEVICE void locate(char* region, const Place<Config>& place) { shared = row_in(region, place); }
 
+  // The bytes of a row's part, of a ragged one with all that its first and last Vec bring, if one copy can bring them;
+  // else 0. Of a ragged row there must be memory of the same array before it and behind it.
+  template <class Params>
+  TRTC_DEVICE int bulk_bytes(const Params& params, int64 row, int shift, int columns) const {
+    bool fits = Vec<T, N>::bytes >= 16 && columns > 0 && aligned;
+    if constexpr (Config::ragged) {
+      fits = Vec<T, N>::bytes >= 16 && columns > 0 && apart && row > 0 && row + 1 < params.rows &&
+             rows_aligned<T, N>(of(params, row) - shift, 0, 0);
+    }
+    return fits ? (columns + shift + N - 1) / N * Vec<T, N>::bytes : 0;
+  }
+#if TRTC_ARCHITECTURE >= 90
+  // By one thread.
+  template <class Params>
+  TRTC_DEVICE void fetch_bulk(const Params& params, char* region, const Place<Config>& place, int64 row, int shift,
+                              int columns, int bytes, uint64* barrier) const {
+    copy_bulk(row_in(region, place), of(params, row) - shift, bytes, barrier, shift * sizeof(T),
+              (columns + shift) * sizeof(T));
+  }
+#endif
+
+  // Each thread its own Vecs, which it may read when it has waited.
   template <class Params>
   TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, int shift,
-                         int columns) {
-    locate(region, place);
+                         int columns) const {
+    T* const to_row = row_in(region, place);
     const T* from = of(params, row) - shift;
     bool whole = aligned, is_end = false;
     if constexpr (Config::ragged) {
       whole = rows_aligned<T, N>(from, 0, 0);
       // Behind any row but the last there is memory of the same array, if rows are apart. What follows the last one's
       // end must not be touched, as a copy of a part of a Vec does (compute-sanitizer).
-      const bool apart =
-          array.outer_stride >= Config::hidden && (params.inner_count == 1 || array.inner_stride >= Config::hidden);
       is_end = !apart || row + 1 >= params.rows;
     }
     if constexpr (Vec<T, N>::bytes >= 4) {
       if (whole) {
         constexpr int stride = Config::threads * N;
         const T* of_thread = from + place.thread * N;
-        T* to = shared + place.thread * N;
+        T* to = to_row + place.thread * N;
         const int left = columns + shift - place.thread * N;  // of the part, from the thread's first slot on
 #pragma unroll
         for (int k = 0; k < Config::steps; ++k) {
@@ -157,7 +178,7 @@ struct InputRow {
         if (Config::ragged && is_end) {
           const int last = (columns + shift) / N;
           if (last % Config::threads == place.thread && last * N < columns + shift) {
-            fetch_each(from, last * N, shift, columns);
+            fetch_each(to_row, from, last * N, shift, columns);
           }
         }
         return;
@@ -165,21 +186,18 @@ struct InputRow {
     }
 #pragma unroll 1
     for (int k = 0; k < Config::steps; ++k) {
-      fetch_each(from, (k * Config::threads + place.thread) * N, shift, columns);
+      fetch_each(to_row, from, (k * Config::threads + place.thread) * N, shift, columns);
     }
   }
 
-  // What was brought with a ragged part's first Vec and lies before it becomes zeros. By its thread, which has waited.
-  TRTC_DEVICE void clear_before(int thread, int shift) const {
-    if constexpr (Config::ragged) {
-      if (thread == 0 && shift > 0) {
-        Vec<T, N> first = at(0);
+  // What a ragged part's first and last Vec brought beside it, and what is behind them, becomes zeros: by each thread
+  // in its own Vecs, once it has waited.
+  TRTC_DEVICE void clear_outside(int thread, int shift, int columns) const {
+    if (thread == 0 && shift > 0) clear_slots(0, 0, shift);
 #pragma unroll
-        for (int i = 0; i < N - 1; ++i) {
-          if (i < shift) first.set_bits(i, 0);
-        }
-        first.template store<Space::shared>(shared, true);
-      }
+    for (int k = 0; k < Config::steps; ++k) {
+      const int slot = (k * Config::threads + thread) * N;
+      if (!Config::filled(k) && slot + N > columns + shift) clear_slots(slot, max(columns + shift, slot), slot + N);
     }
   }
 
@@ -190,14 +208,129 @@ struct InputRow {
   }
 
  private:
-  TRTC_DEVICE void fetch_each(const T* from, int slot, int shift, int columns) const {
+  static TRTC_DEVICE T* row_in(char* region, const Place<Config>& place) {
+    return reinterpret_cast<T*>(region) + place.row_in_cta * Config::chunk;
+  }
+
+  // Those of a Vec from `first` to before `end`.
+  TRTC_DEVICE void clear_slots(int slot, int first, int end) const {
+    Vec<T, N> value;
+    value.fill(0);
+    if (first > slot || end < slot + N) {  // else nothing may have come
+      value = at(slot);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (slot + i >= first && slot + i < end) value.set_bits(i, 0);
+      }
+    }
+    value.template store<Space::shared>(shared + slot, true);
+  }
+
+  TRTC_DEVICE void fetch_each(T* to_row, const T* from, int slot, int shift, int columns) const {
     Vec<T, N> value;
     if constexpr (Config::ragged) {
       value.load_inside(from + slot, shift - slot, columns + shift - slot);
     } else {
       value.load(from + slot, columns - slot, false);
     }
-    value.template store<Space::shared>(shared + slot, true);
+    value.template store<Space::shared>(to_row + slot, true);
+  }
+};
+
+// The arrays that a row is read from. `Self` has each(), which calls something with every InputRow and where its row is
+// in a slot; slots lie as the first one's rows do. (NVRTC has no generic lambdas.)
+template <class Config, class Self>
+struct InputRows {
+  int shift;  // of the row that was located last
+
+  template <class Params>
+  TRTC_DEVICE void locate(const Params& params, char* region, const Place<Config>& place, int64 row) {
+    shift = shift_of(params, row);
+    self().each(Locate{region, place});
+  }
+
+  // `here` completes when what comes by bulk copies is there; null where none does.
+  template <class Params>
+  TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, uint64* here) {
+    const int row_shift = shift_of(params, row), columns = place.columns(row, params.rows);
+#if TRTC_ARCHITECTURE >= 90
+    if constexpr (Config::bulk) {
+      int bytes = 0;
+      self().each(CountBulk<Params>{params, row, row_shift, columns, bytes});
+      if (place.thread == 0) transaction_barrier_expect(here, bytes);
+    }
+#endif
+    self().each(Fetch<Params>{params, region, place, row, row_shift, columns, here});
+  }
+
+  TRTC_DEVICE void clear_outside(int thread, int columns) { self().each(Clear{thread, shift, columns}); }
+
+ private:
+  struct Locate {
+    char* region;
+    const Place<Config>& place;
+    template <class Array>
+    TRTC_DEVICE void operator()(Array& array, int at) const {
+      array.locate(region + at, place);
+    }
+  };
+  struct Clear {
+    int thread, shift, columns;
+    template <class Array>
+    TRTC_DEVICE void operator()(const Array& array, int) const {
+      array.clear_outside(thread, shift, columns);
+    }
+  };
+  template <class Params>
+  struct FirstShift {
+    const Params& params;
+    int64 row;
+    int& found;  // below 0: not yet
+    template <class Array>
+    TRTC_DEVICE void operator()(const Array& array, int) const {
+      if (found < 0) found = array.shift_of(params, row);
+    }
+  };
+  template <class Params>
+  struct CountBulk {
+    const Params& params;
+    int64 row;
+    int shift, columns;
+    int& bytes;
+    template <class Array>
+    TRTC_DEVICE void operator()(const Array& array, int) const {
+      bytes += array.bulk_bytes(params, row, shift, columns);
+    }
+  };
+  template <class Params>
+  struct Fetch {
+    const Params& params;
+    char* region;
+    const Place<Config>& place;
+    int64 row;
+    int shift, columns;
+    uint64* here;
+    template <class Array>
+    TRTC_DEVICE void operator()(const Array& array, int at) const {
+#if TRTC_ARCHITECTURE >= 90
+      const int bytes = Config::bulk ? array.bulk_bytes(params, row, shift, columns) : 0;
+      if (bytes > 0) {
+        if (place.thread == 0) {
+          array.fetch_bulk(params, region + at, place, row, shift, columns, bytes, here);
+        }
+        return;
+      }
+#endif
+      array.fetch(params, region + at, place, row, shift, columns);
+    }
+  };
+
+  TRTC_DEVICE Self& self() { return static_cast<Self&>(*this); }
+  template <class Params>
+  TRTC_DEVICE int shift_of(const Params& params, int64 row) {
+    int found = -1;
+    self().each(FirstShift<Params>{params, row, found});
+    return found;
   }
 };
 
@@ -227,9 +360,11 @@ struct OutputRow {
   // `first` is the chunk's first column; `inside`: all of the Vec lies in the part.
   TRTC_DEVICE void put(const Vec<T, N>& value, int slot, int first, int columns, bool inside = false) {
     if constexpr (Config::ragged) {
-      const bool whole = aligned && (inside || lies_inside(slot, columns));
-      value.store(global + (slot - shift), whole);
-      value.template store<Space::shared>(shared + slot, !whole);
+      if (aligned) {
+        put_aligned(value, slot, columns, inside);
+      } else {
+        value.template store<Space::shared>(shared + slot, true);
+      }
     } else if constexpr (N == 1) {
       value.store_element(global + slot, 0, slot < columns);
     } else {
@@ -238,11 +373,17 @@ struct OutputRow {
     }
   }
 
+  // The same of a ragged row that is known to be aligned.
+  TRTC_DEVICE void put_aligned(const Vec<T, N>& value, int slot, int columns, bool inside) {
+    const bool whole = inside || lies_inside(slot, columns);
+    value.store(global - shift + slot, whole);  // so that a thread's Vecs have one address and constants
+    if (!inside) value.template store<Space::shared>(shared + slot, !whole);
+  }
+
   // `again`: there is another chunk or row, whose put() must wait.
   TRTC_DEVICE void finish(int first, int columns, int thread, bool again) {
     if constexpr (Config::ragged) {
-      const bool has_end = (columns + shift) / N % Config::threads == thread;
-      if (!aligned || has_end || (thread == 0 && shift > 0)) put_rest(columns, thread);
+      finish_ragged(columns, thread);
       return;
     }
     if (N == 1 || aligned) return;
@@ -253,16 +394,30 @@ struct OutputRow {
 
  private:
   TRTC_DEVICE bool lies_inside(int slot, int columns) const { return slot >= shift && slot - shift + N <= columns; }
-  // The thread's own Vecs that put() left in shared memory.
-  TRTC_DEVICE void put_rest(int columns, int thread) const {
+
+  // What put() left in shared memory: all, by each thread its own Vecs; or the first and the last Vec, of which a
+  // warp's lanes take an element each.
+  TRTC_DEVICE void finish_ragged(int columns, int thread) const {
+    if (!aligned) {
 #pragma unroll 1
-    for (int slot = thread * N; slot < Config::chunk; slot += Config::threads * N) {
-      if (!aligned || !lies_inside(slot, columns)) {
+      for (int slot = thread * N; slot < Config::chunk; slot += Config::threads * N) {
         Vec<T, N> value;
         value.load_shared(shared + slot);
         value.store_inside(global + (slot - shift), shift - slot, columns + shift - slot);
       }
+      return;
     }
+    const int last = (columns + shift) / N;
+    const bool has_first = thread < 32 && shift > 0, has_last = last > 0 && last % Config::threads / 32 == thread / 32;
+    if (!has_first && !has_last) return;
+    warp_barrier();
+    if (has_first) put_element(0, columns, thread);
+    if (has_last) put_element(last * N, columns, thread);
+    warp_barrier();  // before the Vecs' threads use them again
+  }
+  TRTC_DEVICE void put_element(int slot, int columns, int thread) const {
+    slot += thread % 32;
+    if (thread % 32 < N && slot >= shift && slot - shift < columns) global[slot - shift] = shared[slot];
   }
 };
 

@@ -149,17 +149,8 @@ struct Slots {
   }
 };
 
-// Moves all by `Distance` places where the shift has that bit.
-template <int Distance, int Count>
-TRTC_DEVICE void move_down(float (&place)[Count], int shift) {
-#pragma unroll
-  for (int i = 0; i < Count / 2 + Distance - 1; ++i) {
-    place[i] = (shift & Distance) != 0 ? place[i + Distance] : place[i];
-  }
-}
-
 // Adds up what a part's slots hold, in an order that does not depend on the shift: by the columns' places modulo
-// Threads * N, then over these places as if the shift were 0. So a row's sum has the same bits wherever it lies.
+// Threads * N, then over a thread's N places, and over the threads. So a row's sum has the same bits wherever it lies.
 template <int Threads, int N>
 struct ShiftedSum {
   float of_place[N] = {};
@@ -215,8 +206,8 @@ struct ShiftedSum {
   static TRTC_DEVICE void shares(ShiftedSum (&sums)[Count], float (&found)[Count], int thread, int shift,
                                  int row_in_cta, bool shifted) {
     if (shifted) {
-      // The thread's own places, and those of the thread behind it: `shift` further are what it would have.
-      float place[Count][2 * N];
+      // The first `shift` places become those of the thread behind: together they are what it has where the shift is 0.
+      float behind[Count][N];
       constexpr int lanes = Threads < 32 ? Threads : 32;
       constexpr int warps = Threads / lanes;
       const int lane = thread % lanes;
@@ -224,8 +215,7 @@ struct ShiftedSum {
       for (int s = 0; s < Count; ++s) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          place[s][i] = sums[s].of_place[i];
-          place[s][N + i] = shuffle_from(place[s][i], thread_index() % 32 - lane + (lane + 1) % lanes);
+          behind[s][i] = shuffle_from(sums[s].of_place[i], thread_index() % 32 - lane + (lane + 1) % lanes);
         }
       }
       if constexpr (warps > 1) {
@@ -234,32 +224,32 @@ struct ShiftedSum {
         const int warp = thread / 32;
         if (lane == 0) {
 #pragma unroll
-          for (int i = 0; i < Count * N; ++i) of_row[warp * Count * N + i] = place[i / N][i % N];
+          for (int i = 0; i < Count * N; ++i) of_row[warp * Count * N + i] = sums[i / N].of_place[i % N];
         }
         cta_barrier();
         if (lane == 31) {
 #pragma unroll
-          for (int i = 0; i < Count * N; ++i) place[i / N][N + i % N] = of_row[(warp + 1) % warps * Count * N + i];
+          for (int i = 0; i < Count * N; ++i) behind[i / N][i % N] = of_row[(warp + 1) % warps * Count * N + i];
         }
       }
 #pragma unroll
       for (int s = 0; s < Count; ++s) {
-        if constexpr (N > 4) move_down<4>(place[s], shift);
-        if constexpr (N > 2) move_down<2>(place[s], shift);
-        if constexpr (N > 1) move_down<1>(place[s], shift);
 #pragma unroll
-        for (int i = 0; i < N; ++i) sums[s].of_place[i] = place[s][i];
+        for (int i = 0; i < N; ++i) sums[s].of_place[i] = i < shift ? behind[s][i] : sums[s].of_place[i];
       }
     }
 #pragma unroll
-    for (int s = 0; s < Count; ++s) {
+    for (int s = 0; s < Count; ++s) found[s] = sums[s].of_thread();
+  }
+
+  // Over the places, in an order that is the same from whichever place on columns follow each other.
+  TRTC_DEVICE float of_thread() {
 #pragma unroll
-      for (int distance = 1; distance < N; distance *= 2) {
+    for (int distance = N / 2; distance >= 1; distance /= 2) {
 #pragma unroll
-        for (int i = 0; i < N; i += 2 * distance) sums[s].of_place[i] += sums[s].of_place[i + distance];
-      }
-      found[s] = sums[s].of_place[0];
+      for (int i = 0; i < distance; ++i) of_place[i] += of_place[i + distance];
     }
+    return of_place[0];
   }
 };
 

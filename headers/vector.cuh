@@ -161,6 +161,17 @@ struct Vec {
     }
   }
 
+  // The first `count` elements become those of another one.
+  TRTC_DEVICE void replace_first(const Vec& other, int count) {
+    constexpr int per_word = 4 / static_cast<int>(sizeof(T));
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      const int left = count - i * per_word;
+      const uint32 theirs = left >= per_word ? 0xffffffffu : left <= 0 ? 0 : (1u << left * 8 * sizeof(T) % 32) - 1;
+      word[i] = (word[i] & ~theirs) | (other.word[i] & theirs);
+    }
+  }
+
   // Of bytes: whether any bit is set.
   TRTC_DEVICE bool is_set(int i) const { return (word[i / 4] >> i % 4 * 8 & 0xffu) != 0; }
 

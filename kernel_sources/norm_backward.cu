@@ -13,40 +13,24 @@ namespace trtc {
 
 // The inputs of a row.
 template <class Config>
-struct BackwardRows {
+struct BackwardRows : InputRows<Config, BackwardRows<Config>> {
   InputRow<typename Config::Gradient, Config> dy;
   InputRow<typename Config::Input, Config> x;
   InputRow<typename Config::Residual, Config> dresidual;
-  int shift;  // of the row that was located or fetched last
 
   template <class Params>
   TRTC_DEVICE void begin(const Params& params, const Place<Config>& place) {
-    dy.begin({params.dy, params.dy_outer_stride, params.dy_inner_stride}, place);
-    if constexpr (Config::needs_x) x.begin({params.x, params.x_outer_stride, params.x_inner_stride}, place);
+    dy.begin({params.dy, params.dy_outer_stride, params.dy_inner_stride}, params, place);
+    if constexpr (Config::needs_x) x.begin({params.x, params.x_outer_stride, params.x_inner_stride}, params, place);
     if constexpr (Config::has_dresidual) {
-      dresidual.begin({params.dresidual, params.dresidual_outer_stride, params.dresidual_inner_stride}, place);
+      dresidual.begin({params.dresidual, params.dresidual_outer_stride, params.dresidual_inner_stride}, params, place);
     }
   }
-  template <class Params>
-  TRTC_DEVICE void locate(const Params& params, char* region, const Place<Config>& place, int64 row) {
-    shift = dy.shift_of(params, row);
-    dy.locate(region + Config::dy_at, place);
-    if constexpr (Config::needs_x) x.locate(region, place);
-    if constexpr (Config::has_dresidual) dresidual.locate(region + Config::residual_at, place);
-  }
-  template <class Params>
-  TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, int columns) {
-    shift = dy.shift_of(params, row);
-    dy.fetch(params, region + Config::dy_at, place, row, shift, columns);
-    if constexpr (Config::needs_x) x.fetch(params, region, place, row, shift, columns);
-    if constexpr (Config::has_dresidual) {
-      dresidual.fetch(params, region + Config::residual_at, place, row, shift, columns);
-    }
-  }
-  TRTC_DEVICE void clear_before(int thread) const {
-    dy.clear_before(thread, shift);
-    if constexpr (Config::needs_x) x.clear_before(thread, shift);
-    if constexpr (Config::has_dresidual) dresidual.clear_before(thread, shift);
+  template <class Each>
+  TRTC_DEVICE void each(const Each& call) {
+    call(dy, Config::dy_at);
+    if constexpr (Config::needs_x) call(x, 0);
+    if constexpr (Config::has_dresidual) call(dresidual, Config::residual_at);
   }
 };
 
@@ -163,7 +147,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
 
   // With its offset, and in float, where that saves more than it costs.
   ColumnArray<Weight, Config> weights;
-  Vec<Weight, N> weight[Config::weight_held ? steps : 1];
+  typename ColumnArray<Weight, Config>::Kept weight[Config::weight_held ? steps : 1];
   constexpr bool full_weight_held = held && Config::weight_held;
   float full_weight[full_weight_held ? steps * N : 1];
   if constexpr (Config::has_weight) {
@@ -173,10 +157,10 @@ TRTC_DEVICE void norm_backward(const Params& params) {
     if constexpr (Config::weight_held) {
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
-        weights.load(weight[k], (k * threads + thread) * N, place.most_columns);
+        weights.load(weight[k], k * threads + thread, place.most_columns);
         if constexpr (full_weight_held) {
 #pragma unroll
-          for (int i = 0; i < N; ++i) full_weight[k * N + i] = weight[k].get(i) + params.weight_offset;
+          for (int i = 0; i < N; ++i) full_weight[k * N + i] = weights.full(weight[k], i, params.weight_offset);
         }
       }
     }
@@ -222,7 +206,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
             if constexpr (Config::has_dweight) ragged_partials.load(dweight, 0, shift);
             if constexpr (Config::has_dbias) ragged_partials.load(dbias, Config::gradients - 1, shift);
           }
-          if constexpr (Config::has_weight) weights.stage(place, shift);
+          if constexpr (Config::has_weight) weights.stage(place, shift, params.weight_offset);
           kept_shift = shift;
         }
       }
@@ -268,7 +252,8 @@ TRTC_DEVICE void norm_backward(const Params& params) {
         const Vec<Gradient, N> dy = inputs.dy.at(slot);
         Vec<Input, N> x;
         if constexpr (Config::needs_x) x = inputs.x.at(slot);
-        if constexpr (Config::has_weight && !Config::weight_held) weights.load(weight[0], slot, place.most_columns);
+        if constexpr (Config::has_weight && !Config::weight_held)
+          weights.load(weight[0], k * threads + thread, place.most_columns);
         float of_vec[values] = {};
         const auto add = [&](int sum, int i, float a, float b) {
           float& to = Config::ragged ? ragged_sums[sum].of_place[i] : of_vec[sum];
@@ -288,7 +273,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
             if constexpr (Config::has_weight && full_weight_held) {
               gradient *= full_weight[k * N + i];
             } else if constexpr (Config::has_weight) {
-              gradient *= weight[Config::weight_held ? k : 0].get(i) + params.weight_offset;
+              gradient *= weights.full(weight[Config::weight_held ? k : 0], i, params.weight_offset);
             }
             if constexpr (Config::has_dx) {
               add(0, i, gradient, deviation);
@@ -376,7 +361,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
           dresidual = inputs.dresidual.at(slot);
         }
         if constexpr (Config::has_dx && Config::has_weight && !Config::weight_held && !held) {
-          weights.load(weight[0], slot, place.most_columns);
+          weights.load(weight[0], k * threads + thread, place.most_columns);
         }
         Vec<Output, N> result;
 #pragma unroll
@@ -401,7 +386,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
                 }
               }
               if constexpr (Config::has_weight) {
-                gradient *= weight[Config::weight_held ? k : 0].get(i + j) + params.weight_offset;
+                gradient *= weights.full(weight[Config::weight_held ? k : 0], i + j, params.weight_offset);
               }
             }
             gradient = fused_multiply_add(-normal, projection, gradient);

@@ -31,9 +31,10 @@ struct AffineRow {
     if constexpr (Config::has_weight) weight.begin(params.weight, first, shared + Config::weight_at);
     if constexpr (Config::has_bias) bias.begin(params.bias, first, shared + Config::bias_at);
   }
-  TRTC_DEVICE void stage(const Place<Config>& place, int shift) const {
-    if constexpr (Config::has_weight) weight.stage(place, shift);
-    if constexpr (Config::has_bias) bias.stage(place, shift);
+  template <class Params>
+  TRTC_DEVICE void stage(const Params& params, const Place<Config>& place, int shift) const {
+    if constexpr (Config::has_weight) weight.stage(place, shift, params.weight_offset);
+    if constexpr (Config::has_bias) bias.stage(place, shift, 0.0f);
   }
 };
 
@@ -41,17 +42,18 @@ struct AffineRow {
 template <class Config>
 struct Affine {
   enum : int { N = Config::vector };
-  Vec<typename Config::Weight, N> weight;
-  Vec<typename Config::Bias, N> bias;
+  using Weights = ColumnArray<typename Config::Weight, Config>;
+  typename Weights::Kept weight;
+  typename ColumnArray<typename Config::Bias, Config>::Kept bias;
 
-  TRTC_DEVICE void load(const AffineRow<Config>& row, int slot, int columns) {
-    if constexpr (Config::has_weight) row.weight.load(weight, slot, columns);
-    if constexpr (Config::has_bias) row.bias.load(bias, slot, columns);
+  TRTC_DEVICE void load(const AffineRow<Config>& row, int number, int columns) {
+    if constexpr (Config::has_weight) row.weight.load(weight, number, columns);
+    if constexpr (Config::has_bias) row.bias.load(bias, number, columns);
   }
 
   template <class Params>
   TRTC_DEVICE float full_weight(const Params& params, int i) const {
-    if constexpr (Config::has_weight) return weight.get(i) + params.weight_offset;
+    if constexpr (Config::has_weight) return Weights::full(weight, i, params.weight_offset);
     return 1.0f;
   }
   TRTC_DEVICE float full_bias(int i) const {
@@ -73,7 +75,7 @@ TRTC_DEVICE void load_first(Affine<Config> (&affine)[Count], const AffineRow<Con
     }
   } else {
 #pragma unroll
-    for (int k = 0; k < Count; ++k) affine[k].load(row, column + k * stride, columns);
+    for (int k = 0; k < Count; ++k) affine[k].load(row, k * Config::threads + thread, columns);
   }
 }
 
@@ -173,36 +175,24 @@ TRTC_DEVICE void tell_scaling(const Params& params, float amax, float scale) {
 
 // The inputs of a row: x, and the residual that is added before or after; and their sum, where it is added before.
 template <class Config>
-struct ForwardRows {
+struct ForwardRows : InputRows<Config, ForwardRows<Config>> {
   using Held = typename Config::Held;
   enum : int { N = Config::vector };
   enum : bool { has_residual = Config::added_before || Config::added_after };
   InputRow<typename Config::Input, Config> x;
   InputRow<typename Config::Residual, Config> residual;
-  int shift;  // of the row that was located or fetched last
 
   template <class Params>
   TRTC_DEVICE void begin(const Params& params, const Place<Config>& place) {
-    x.begin({params.x, params.x_outer_stride, params.x_inner_stride}, place);
+    x.begin({params.x, params.x_outer_stride, params.x_inner_stride}, params, place);
     if constexpr (has_residual) {
-      residual.begin({params.residual, params.residual_outer_stride, params.residual_inner_stride}, place);
+      residual.begin({params.residual, params.residual_outer_stride, params.residual_inner_stride}, params, place);
     }
   }
-  template <class Params>
-  TRTC_DEVICE void locate(const Params& params, char* region, const Place<Config>& place, int64 row) {
-    shift = x.shift_of(params, row);
-    x.locate(region, place);
-    if constexpr (has_residual) residual.locate(region + Config::residual_at, place);
-  }
-  template <class Params>
-  TRTC_DEVICE void fetch(const Params& params, char* region, const Place<Config>& place, int64 row, int columns) {
-    shift = x.shift_of(params, row);
-    x.fetch(params, region, place, row, shift, columns);
-    if constexpr (has_residual) residual.fetch(params, region + Config::residual_at, place, row, shift, columns);
-  }
-  TRTC_DEVICE void clear_before(int thread) const {
-    x.clear_before(thread, shift);
-    if constexpr (has_residual) residual.clear_before(thread, shift);
+  template <class Each>
+  TRTC_DEVICE void each(const Each& call) {
+    call(x, 0);
+    if constexpr (has_residual) call(residual, Config::residual_at);
   }
 
   // What is normalized: x, or its sum with the residual, which is written and kept in the slot.
@@ -210,19 +200,41 @@ struct ForwardRows {
     if constexpr (Config::added_before) {
       const Vec<Held, N> value = sum_of_vecs<Held>(x.at(slot), residual.at(slot));
       value.template store<Space::shared>(sum_out.shared + slot, true);
-      if (Config::ragged || sum_out.aligned) sum_out.put(value, slot, 0, columns, Config::inside(k));
+      if constexpr (Config::ragged) {
+        if (sum_out.aligned) sum_out.put_aligned(value, slot, columns, Config::inside(k));
+      } else if (sum_out.aligned) {
+        sum_out.put(value, slot, 0, columns);
+      }
       return value;
     } else {
       return x.at(slot);
     }
   }
   TRTC_DEVICE Vec<Held, N> held_at(char* region, const Place<Config>& place, int slot) const {
-    if constexpr (Config::added_before) {
-      Vec<Held, N> value;
-      value.load_shared(reinterpret_cast<Held*>(region + Config::sum_at) + place.row_in_cta * Config::chunk + slot);
-      return value;
+    Vec<Held, N> value;
+    value.load_shared(held(region, place) + slot);
+    return value;
+  }
+  // The N columns from `column` on of a ragged part, the first of which has place `shift`: those of the slots from
+  // `column` on, but for the places before it, which are of the next ones. All threads' Vecs must be there.
+  TRTC_DEVICE Vec<Held, N> held_columns(char* region, const Place<Config>& place, int k) const {
+    const int column = (k * Config::threads + place.thread) * N;
+    Vec<Held, N> value = held_at(region, place, column), next;
+    if (k + 1 < Config::steps || column + N < Config::chunk) {
+      next.load_shared(held(region, place) + column + N);
     } else {
-      return x.at(slot);
+      next.fill(0);
+    }
+    value.replace_first(next, this->shift);
+    return value;
+  }
+
+ private:
+  TRTC_DEVICE const Held* held(char* region, const Place<Config>& place) const {
+    if constexpr (Config::added_before) {
+      return reinterpret_cast<const Held*>(region + Config::sum_at) + place.row_in_cta * Config::chunk;
+    } else {
+      return x.shared;
     }
   }
 };
@@ -306,7 +318,7 @@ TRTC_DEVICE void norm_forward(const Params& params) {
             added[k].load(residual + column, count, inputs.residual.aligned);
           }
         }
-        if constexpr (early_affine) affine[k].load(affine_row, column, columns);
+        if constexpr (early_affine) affine[k].load(affine_row, k * threads + thread, columns);
       }
       float chunk_sum = 0.0f;
 #pragma unroll
@@ -395,7 +407,7 @@ TRTC_DEVICE void norm_forward(const Params& params) {
             value[k].load(again + column, count, again_aligned);
             if constexpr (Config::added_after) added[k].load(residual + column, count, inputs.residual.aligned);
           }
-          if constexpr (has_affine && !early_affine) affine[k].load(affine_row, column, columns);
+          if constexpr (has_affine && !early_affine) affine[k].load(affine_row, column / N, columns);
           float x_or_deviation[N];
 #pragma unroll
           for (int i = 0; i < N; ++i) {
@@ -472,7 +484,10 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
     }
     const int columns = place.columns(row[0], params.rows);
 #pragma unroll
-    for (int r = 0; r < together; ++r) inputs[r].fetch(params, slot[r], place, row[r], columns);
+    for (int r = 0; r < together; ++r) {
+      inputs[r].locate(params, slot[r], place, row[r]);
+      inputs[r].fetch(params, slot[r], place, row[r], nullptr);
+    }
     AffineRow<Config> affine_row;
     affine_row.begin(params, head_of<Config::per_head>(params, row[0]) * Config::hidden + place.first_column, shared);
     wait_async();
@@ -557,10 +572,10 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
         if constexpr (has_affine && !Config::row_scaled) {
           affine = ahead[k % in_flight];
           if (k + in_flight < steps) {
-            ahead[k % in_flight].load(affine_row, column + in_flight * threads * N, columns);
+            ahead[k % in_flight].load(affine_row, (k + in_flight) * threads + thread, columns);
           }
         } else if constexpr (has_affine) {
-          affine.load(affine_row, column, columns);
+          affine.load(affine_row, k * threads + thread, columns);
         }
 #pragma unroll
         for (int r = 0; r < together; ++r) {
@@ -611,9 +626,10 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
   constexpr bool centred = Config::centred;
   constexpr int lag = Config::lag;
   // A row's elements stay in registers until they are stored, or are read from the slot again.
-  constexpr bool held = lag == 0 && steps * N <= 32;
+  constexpr bool held = !Config::ragged && lag == 0 && steps * N <= 32;
   // Or at least until their deviations are summed.
-  constexpr bool unpacked = held || (centred && sizeof(Held) < 4 && steps * N <= (threads > 512 ? 16 : 32));
+  constexpr bool unpacked =
+      !Config::ragged && (held || (centred && sizeof(Held) < 4 && steps * N <= (threads > 512 ? 16 : 32)));
   constexpr int affine_bytes = (Config::has_weight ? sizeof(typename Config::Weight) : 0) +
                                (Config::has_bias ? sizeof(typename Config::Bias) : 0);
   constexpr bool affine_held = !Config::ragged && (steps * N <= 16 || steps * N * affine_bytes <= 64);
@@ -635,7 +651,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
   Affine<Config> affine[affine_held ? steps : 1];
   if constexpr (affine_held) {
 #pragma unroll
-    for (int k = 0; k < steps; ++k) affine[k].load(affine_row, (k * threads + thread) * N, place.most_columns);
+    for (int k = 0; k < steps; ++k) affine[k].load(affine_row, k * threads + thread, place.most_columns);
   }
   float scale = 1.0f;
   if constexpr (Config::has_scale) scale = load_float(params.scale);
@@ -653,7 +669,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
       char* here = ring.take(params, first_row);
       const int row_shift = ring.inputs.shift;
       if constexpr (Config::ragged) {
-        if (row_shift != staged_shift) affine_row.stage(place, row_shift);
+        if (row_shift != staged_shift) affine_row.stage(params, place, row_shift);
         staged_shift = row_shift;
       }
 
@@ -661,24 +677,32 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
       OutputRow<Held, Config> sum_out;
       begin_sum(sum_out, params, row, place, here, row_shift);
       float total[1] = {0.0f};
-      RaggedSum<Config> ragged_total[1];
+      Vec<Held, N> of_columns[Config::ragged ? steps : 1];
+      if constexpr (!Config::ragged || Config::added_before) {
 #pragma unroll
-      for (int k = 0; k < steps; ++k) {
-        const Vec<Held, N> value = ring.inputs.first_held_at(sum_out, k, (k * threads + thread) * N, columns);
-        if constexpr (!Config::ragged) total[0] += centred ? sum_of(value) : sum_of_squares(value);
-        if constexpr (Config::ragged || unpacked) {
-          float of_vec[N];
+        for (int k = 0; k < steps; ++k) {
+          const Vec<Held, N> value = ring.inputs.first_held_at(sum_out, k, (k * threads + thread) * N, columns);
+          if constexpr (!Config::ragged) total[0] += centred ? sum_of(value) : sum_of_squares(value);
+          if constexpr (unpacked) {
 #pragma unroll
-          for (int i = 0; i < N; ++i) {
-            of_vec[i] = value.get(i);
-            if constexpr (unpacked) element[k * N + i] = of_vec[i];
+            for (int i = 0; i < N; ++i) element[k * N + i] = value.get(i);
           }
-          if constexpr (Config::ragged && centred) ragged_total[0].add(of_vec);
-          if constexpr (Config::ragged && !centred) ragged_total[0].add_products(of_vec, of_vec);
         }
       }
       if constexpr (Config::ragged) {
-        RaggedSum<Config>::template shares<1, 0>(ragged_total, total, thread, row_shift, 0, true);
+        if constexpr (Config::added_before) cta_barrier();  // others' sums
+        RaggedSum<Config> ragged_total;
+#pragma unroll
+        for (int k = 0; k < steps; ++k) {
+          if (!Config::meets(k, thread, columns)) continue;
+          of_columns[k] = ring.inputs.held_columns(here, place, k);
+          float of_vec[N];
+#pragma unroll
+          for (int i = 0; i < N; ++i) of_vec[i] = of_columns[k].get(i);
+          if constexpr (centred) ragged_total.add(of_vec);
+          if constexpr (!centred) ragged_total.add_products(of_vec, of_vec);
+        }
+        total[0] = ragged_total.of_thread();
       }
       if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
       reduction.template reduce_in_cta<Sum, 0>(total);
@@ -688,9 +712,14 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
         RaggedSum<Config> ragged_deviations[2];
 #pragma unroll
         for (int k = 0; k < steps; ++k) {
+          if (!Config::meets(k, thread, columns)) continue;
           const int slot = (k * threads + thread) * N;
           Vec<Held, N> value;
-          if constexpr (!unpacked) value = ring.inputs.held_at(here, place, slot);
+          if constexpr (Config::ragged) {
+            value = of_columns[k];
+          } else if constexpr (!unpacked) {
+            value = ring.inputs.held_at(here, place, slot);
+          }
           float deviation[N];
 #pragma unroll
           for (int i = 0; i < N; ++i) {
@@ -700,7 +729,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
               deviation[i] = value.get(i) - shift;
             }
           }
-          Config::clear_outside(deviation, k, slot - row_shift, columns);
+          Config::clear_outside(deviation, k, slot, columns, row_shift);
           if constexpr (held) {
 #pragma unroll
             for (int i = 0; i < N; ++i) element[k * N + i] = deviation[i];
@@ -713,7 +742,8 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
           }
         }
         if constexpr (Config::ragged) {
-          RaggedSum<Config>::template shares<1, 1>(ragged_deviations, deviations, thread, row_shift, 0, true);
+          deviations[0] = ragged_deviations[0].of_thread();
+          deviations[1] = ragged_deviations[1].of_thread();
         }
         reduction.template reduce_in_cta<Sum, 1>(deviations);
         sums[0] = shift;
@@ -739,14 +769,13 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
     OutputRow<typename Config::Output, Config> y_out;
     y_out.begin({params.out, params.out_outer_stride, params.out_inner_stride}, params, row, place,
                 Config::out_in_slot ? here : shared + Config::out_at, ring.inputs.shift);
-#pragma unroll
-    for (int k = 0; k < steps; ++k) {
+    const auto y_of = [&](int k) {
       const int slot = (k * threads + thread) * N;
       Vec<Held, N> value;
       if constexpr (!held) value = ring.inputs.held_at(here, place, slot);
       Vec<typename Config::Residual, N> added;
       if constexpr (Config::added_after) added = ring.inputs.residual.at(slot);
-      if constexpr (!affine_held) affine[0].load(affine_row, slot, place.most_columns);
+      if constexpr (!affine_held) affine[0].load(affine_row, k * threads + thread, place.most_columns);
       float x[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -758,9 +787,24 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
           if constexpr (centred) x[i] -= found.moments.mean;
         }
       }
-      y_out.put(output_of<Config::has_amax>(params, x, found, affine[affine_held ? k : 0], added,
-                                            slot - ring.inputs.shift, columns, amax),
-                slot, 0, columns, Config::inside(k));
+      return output_of<Config::has_amax>(params, x, found, affine[affine_held ? k : 0], added, slot - ring.inputs.shift,
+                                         columns, amax);
+    };
+    if (Config::ragged && !y_out.aligned) {
+      // Rare: the text is there once, and in the other loop nothing is stored that a load could be.
+#pragma unroll 1
+      for (int k = 0; k < steps; ++k) y_out.put(y_of(k), (k * threads + thread) * N, 0, columns);
+    } else {
+#pragma unroll
+      for (int k = 0; k < steps; ++k) {
+        const int slot = (k * threads + thread) * N;
+        if constexpr (Config::ragged) {
+          if (!Config::meets(k, thread, columns + ring.inputs.shift)) continue;
+          y_out.put_aligned(y_of(k), slot, columns, Config::inside(k));
+        } else {
+          y_out.put(y_of(k), slot, 0, columns);
+        }
+      }
     }
     y_out.finish(0, columns, thread, true);
   }

@@ -28,17 +28,24 @@ struct NormConfig : Traits {
     // Every Vec of every thread lies in the row: counts are constants then.
     exact = Traits::rows_per_cta == 1 && static_cast<int64>(slice) * Traits::ctas_per_row == Traits::hidden,
   };
-  // Whether every Vec of step k lies in its part, wherever that begins.
-  static constexpr TRTC_DEVICE bool inside(int k) {
+  // Whether the columns of every Vec of step k lie in their part; and whether its slots do, wherever that begins.
+  static constexpr TRTC_DEVICE bool filled(int k) {
     const int64 least = Traits::hidden - static_cast<int64>(Traits::ctas_per_row - 1) * slice;  // of the last part
-    return exact || (Traits::chunks == 1 && Traits::rows_per_cta == 1 && !(Traits::ragged && k == 0) &&
-                     (k + 1) * Traits::threads * Traits::vector <= least);
+    return exact ||
+           (Traits::chunks == 1 && Traits::rows_per_cta == 1 && (k + 1) * Traits::threads * Traits::vector <= least);
+  }
+  static constexpr TRTC_DEVICE bool inside(int k) { return filled(k) && !(Traits::ragged && k == 0); }
+  // Whether a warp has any of a ragged row's first `count` columns, or slots, in step k.
+  static TRTC_DEVICE bool meets(int k, int thread, int count) {
+    return !Traits::ragged || filled(k) || (k * Traits::threads + thread / 32 * 32) * Traits::vector < count;
   }
   static constexpr TRTC_DEVICE Exchange exchange() { return exchange_of<Traits>(); }
   static_assert(static_cast<int64>(slice) * Traits::ctas_per_row >= Traits::hidden, "the CTAs tile the row");
   static_assert(!Traits::in_shared || Traits::chunks == 1, "shared memory holds a whole slice");
-  static_assert(!Traits::ragged || (Traits::stages > 0 && Traits::lag == 0 && Traits::rows_per_cta == 1),
-                "what a CTA keeps of the weight is of one shift at a time");
+  static_assert(!Traits::ragged ||
+                    (Traits::stages > 0 && Traits::lag == 0 && Traits::rows_per_cta == 1 && Traits::threads > 32),
+                "what a CTA keeps of the weight is of one shift at a time, and its barriers order what threads share");
+  static_assert(!Traits::bulk || (Traits::stages > 0 && Traits::rows_per_cta == 1), "one thread sends for a CTA's row");
   static_assert(Traits::together == 1 ||
                     (Traits::in_shared && Traits::stages == 0 && Traits::rows_per_cta == 1 && !Traits::per_head),
                 "rows that a CTA works on together share their weight");
@@ -50,13 +57,14 @@ struct NormConfig : Traits {
     return Traits::hidden % Traits::vector == 0 ? column < columns : column + i < columns;
   }
 
-  // Elements of a Vec of step k that do not lie in the row become 0.
+  // Of the columns of a Vec of step k, from `column` on, those that do not lie in the row become 0. The first one has
+  // place `first`, and they go on from place 0.
   template <int N>
-  static TRTC_DEVICE void clear_outside(float (&element)[N], int k, int column, int columns) {
-    if (!inside(k)) {
-      if (__builtin_expect(columns - column < N || (Traits::ragged && column < 0), 0)) {
+  static TRTC_DEVICE void clear_outside(float (&element)[N], int k, int column, int columns, int first = 0) {
+    if (!filled(k)) {
+      if (__builtin_expect(columns - column < N, 0)) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) element[i] = column + i >= 0 && column + i < columns ? element[i] : 0.0f;
+        for (int i = 0; i < N; ++i) element[i] = column + ((i - first) & (N - 1)) < columns ? element[i] : 0.0f;
       }
     }
   }
@@ -185,33 +193,65 @@ TRTC_DEVICE Vec<T, N> sum_of_vecs(const Vec<A, N>& a, const Vec<B, N>& b) {
 }
 
 // An array of columns, such as the weight, as the Vecs of a CTA's slots need it. No vector fits it for a ragged row: a
-// CTA keeps it in shared memory, each thread its own Vecs, and brings it again for a row of another shift.
+// CTA keeps it in shared memory as floats with their offset, which saves three instructions an element and row, each
+// thread its own Vecs, and brings it again for a row of another shift.
 template <class T, class Config>
 struct ColumnArray {
-  enum : int { N = Config::vector };
+  enum : int {
+    N = Config::vector,
+    // A thread's Vecs lie in pieces of 16 bytes, for neighbouring threads to read neighbouring ones.
+    piece = N < 4 ? N : 4,
+    pieces = N / piece,
+  };
+  using Kept = Vec<typename Select<Config::ragged, float, T>::Type, N>;
   const T* part;  // from the CTA's first column on
-  T* staged;
+  float* staged;
   bool aligned;
 
   TRTC_DEVICE void begin(const void* array, int64 first, char* region) {
     part = static_cast<const T*>(array) + first;
-    staged = reinterpret_cast<T*>(region);
+    staged = reinterpret_cast<float*>(region);
     aligned = !Config::ragged && rows_aligned<T, N>(part, 0, 0);
   }
-  TRTC_DEVICE void stage(const Place<Config>& place, int shift) const {
+  TRTC_DEVICE void stage(const Place<Config>& place, int shift, float offset) const {
 #pragma unroll 1
-    for (int slot = place.thread * N; slot < Config::chunk; slot += Config::threads * N) {
+    for (int number = place.thread; number * N < Config::chunk; number += Config::threads) {
+      const int slot = number * N;
       Vec<T, N> value;
       value.load_inside(part + (slot - shift), shift - slot, place.most_columns + shift - slot);
-      value.template store<Space::shared>(staged + slot, true);
+#pragma unroll
+      for (int p = 0; p < pieces; ++p) {
+        Vec<float, piece> one;
+#pragma unroll
+        for (int i = 0; i < piece; i += 2) {
+          one.set(i, value.get(p * piece + i) + offset, value.get(p * piece + i + 1) + offset);
+        }
+        one.template store<Space::shared>(piece_of(number, p), true);
+      }
     }
   }
-  TRTC_DEVICE void load(Vec<T, N>& value, int slot, int columns) const {
+  // Vec `number` of the part.
+  TRTC_DEVICE void load(Kept& value, int number, int columns) const {
     if constexpr (Config::ragged) {
-      value.load_shared(staged + slot);
+#pragma unroll
+      for (int p = 0; p < pieces; ++p) {
+        Vec<float, piece> one;
+        one.load_shared(piece_of(number, p));
+#pragma unroll
+        for (int i = 0; i < piece; ++i) value.word[p * piece + i] = one.word[i];
+      }
     } else {
-      value.load(part + slot, Config::exact ? static_cast<int>(N) : columns - slot, aligned);
+      value.load(part + number * N, Config::exact ? static_cast<int>(N) : columns - number * N, aligned);
     }
+  }
+  // Element i with its offset.
+  static TRTC_DEVICE float full(const Kept& value, int i, float offset) {
+    return Config::ragged ? value.get(i) : value.get(i) + offset;
+  }
+
+ private:
+  TRTC_DEVICE float* piece_of(int number, int p) const {
+    return staged + p * (Config::chunk / pieces) + number * piece;
   }
 };
 

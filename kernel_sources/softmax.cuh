@@ -351,7 +351,8 @@ struct MaskPartSums {
     rank = static_cast<int>(cta_index_y() % Ctas);
     if (parts > 1) {
       if (thread_index() == 0 && rank % parts == 0) {
-        transaction_barrier_init(all_here, parts * mask_columns * sizeof(float));
+        transaction_barrier_init(all_here);
+        transaction_barrier_expect(all_here, parts * mask_columns * sizeof(float));
       }
       cluster_arrive_relaxed();
     }

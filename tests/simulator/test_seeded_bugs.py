@@ -624,7 +624,10 @@ __device__ void unlock(unsigned* mutex) {
   TRTC_SHARED(float, sums, 4);
   TRTC_SHARED(trtc::uint64, all_here, 1);
   const int rank = block % 4;
-  if (thread == 0) trtc::transaction_barrier_init(all_here, 4 * sizeof(float));
+  if (thread == 0) {
+    trtc::transaction_barrier_init(all_here);
+    trtc::transaction_barrier_expect(all_here, 4 * sizeof(float));
+  }
   trtc::cluster_arrive_relaxed();
   trtc::cluster_wait();
   if (thread < 4) trtc::store_cluster_async(sums + rank, all_here, thread, x[block * 4 + thread]);
@@ -636,6 +639,30 @@ __device__ void unlock(unsigned* mutex) {
         head='#include "ptx.cuh"',
         grid=8,
         cluster=4,
+    ),
+    "copy_bulk": Subject(
+        """
+  TRTC_DYNAMIC_SHARED(float, ring);
+  TRTC_SHARED(trtc::uint64, here, 2);
+  if (thread < 2) trtc::transaction_barrier_init(here + thread);
+  __syncthreads();  // all know of them
+  float sum = 0.0f;
+  for (int turn = 0; turn < 5; ++turn) {
+    if (turn > 0) trtc::transaction_barrier_wait(here + (turn - 1) % 2, (turn - 1) / 2 % 2);
+    __syncthreads();  // all have read
+    if (turn < 4 && thread == 0) {
+      trtc::transaction_barrier_expect(here + turn % 2, 512);
+      trtc::copy_bulk(ring + turn % 2 * 128, x + turn * 128, 512, here + turn % 2, 0, 512);
+    }
+    const float* now = ring + (turn + 1) % 2 * 128;
+    for (int i = 0; turn > 0 && i < 4; ++i) sum += now[(thread * 4 + i + 64) % 128];
+  }
+  out[thread] = sum;
+""",
+        {"out": staged_sums()},
+        {"x": floats(640)},
+        head='#include "ptx.cuh"',
+        dynamic=1024,
     ),
     "copy_async": Subject(
         """
@@ -1420,6 +1447,26 @@ BUGS = (
         ("trtc::wait_async", "if (thread == 0) trtc::wait_async"),
         at=STAGE_LINES,
     ),
+    race(
+        "a bulk copy is read without a wait",
+        "copy_bulk",
+        ("if (turn > 0) trtc::transaction_barrier_wait", "if (turn < 0) trtc::transaction_barrier_wait"),
+        at=("trtc::copy_bulk", "sum += now"),
+    ),
+    race(
+        "a bulk copy into a buffer that others still read",
+        "copy_bulk",
+        ("    __syncthreads();  // all have read\n", ""),
+        at=("trtc::copy_bulk", "sum += now"),
+        kinds=EARLY,
+    ),
+    race(
+        "a barrier that expects less than a bulk copy brings",
+        "copy_bulk",
+        ("expect(here + turn % 2, 512)", "expect(here + turn % 2, turn == 1 ? 0 : 512)"),
+        at=("trtc::copy_bulk", "sum += now"),
+        kinds=EARLY + " deadlock",
+    ),
     race("a ring of one buffer", "copy_ring", ("ring + next % 2 * 128", "ring"), at=("if (next < 4)", "sum += now")),
     race(
         "a copy into a buffer that others still read",
@@ -1479,6 +1526,20 @@ BUGS = (
         "copy_async",
         launch={"dynamic": 508},
         at=("trtc::copy_async<16>",),
+    ),
+    fault(
+        "out_of_bounds",
+        "a bulk copy past the source's end",
+        "copy_bulk",
+        ("x + turn * 128", "x + 256 + turn * 128"),
+        at=("trtc::copy_bulk",),
+    ),
+    fault(
+        "misaligned",
+        "a bulk copy from an element on",
+        "copy_bulk",
+        ("x + turn * 128", "x + 1 + turn * 128"),
+        at=("trtc::copy_bulk",),
     ),
     fault(
         "misaligned",

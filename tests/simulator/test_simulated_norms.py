@@ -296,7 +296,7 @@ def test_ragged_rows_of_one_cta_lie_at_every_shift(operator, hidden, given, rng)
         operator, 30, hidden, BFLOAT16, rstd=given, mean=given and layer, residual=BFLOAT16, weight_offset=1.0
     )
     spec, _ = case.specialise(ARCHITECTURES[90])
-    assert spec.config.ragged(hidden)
+    assert spec.config.ragged
     hold(devices(90, multiprocessors=1), case, rng, (ALIGNED, MISALIGNED, SECOND_MISALIGNED))
 
 
@@ -305,7 +305,7 @@ def test_ragged_rows_through_one_slot_are_read_before_the_next_comes(architectur
     # Without dx no output is put together.
     case = backward_case("rms_norm_backward", 30, hidden, BFLOAT16, out=None, dbias=None, rstd=True)
     spec, _ = case.specialise(ARCHITECTURES[architecture])
-    assert spec.config.stages == 1 and spec.config.ragged(hidden)
+    assert spec.config.stages == 1 and spec.config.ragged
     hold(devices(architecture, seeds=(), multiprocessors=2), case, rng)
 
 

@@ -232,13 +232,18 @@ def _shaped(number: int, operator: str, ctas: int, threads: int, rows: int, shap
     if in_shared:  # no copy to shared memory is shorter
         brought = [case.types[name] for name in ("dy", "x", "residual", "dresidual") if case.types.get(name)]
         vector = max(vector, 4 // min(dtype.bytes for dtype in brought))
-    config = NormConfig(threads, rows, vector, steps, ctas, in_shared=in_shared, stages=stages)
     capacity = ctas * threads * vector * steps
     last = {"whole": capacity, "less_one": capacity - 1, "half": capacity // 2 + 1, "one": 1}[filled]
     heads = max(1, case.heads)
     hidden = capacity * (chunks - 1) + last
-    if config.ragged(hidden):  # whose CTAs hold less
-        hidden = min(hidden, ctas * config.slice(hidden) - 1)
+    alone = stages > 0 and rows == 1
+    ragged = alone and hidden % vector != 0
+    bulk = ragged or (alone and number % 2 == 0)
+    config = NormConfig(
+        threads, rows, vector, steps, ctas, in_shared=in_shared, stages=stages, bulk=bulk, ragged=ragged
+    )
+    if ragged:  # whose CTAs hold less
+        hidden = min(hidden, ctas * config.slice - 1)
     return case._replace(rows=(3 * rows + heads) // heads * heads, hidden=hidden), config
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..spec import DeviceLimits, DType
-from .programs import RowDivision
+from ..spec import FLOAT32, DeviceLimits, DType
+from .programs import RowDivision, present
 
 __all__ = [
     "SHARED_OF_MULTIPROCESSOR",
@@ -33,41 +33,48 @@ class NormConfig(RowDivision):
         many slots in shared memory: one is worked on while the others are on their way.
     together : int
         Rows in shared memory that the same threads work on at a time: they share what is loaded of the weight and bias.
+    bulk : bool
+        Whether a row that is taken in turn is sent for by one thread, where the device can (sm_90): more instructions
+        for others, and a later start.
+    ragged : bool
+        Whether no vector fits all rows, which are held as they lie in memory. They are taken in turn.
     """
 
     in_shared: bool = False
     stages: int = 0
     together: int = 1
+    bulk: bool = False
+    ragged: bool = False
 
     @property
     def chunk(self) -> int:
         """Columns of a row that a CTA holds."""
         return self.threads_per_row * self.steps * self.vector
 
-    def slice(self, hidden: int) -> int:
-        """Return the columns of a row that a CTA holds. Those of a ragged one may begin anywhere in their first Vec."""
-        return self.chunk - (self.vector if self.ragged(hidden) else 0)
+    @property
+    def slice(self) -> int:
+        """Columns of a row that a CTA holds, which for a ragged one may begin anywhere in their first Vec."""
+        return self.chunk - (self.vector if self.ragged else 0)
 
-    def reserved_shared(self, hidden: int) -> int:
-        """Return about the most shared memory, in bytes, that a kernel declares for its reductions, beside dynamic one.
+    @property
+    def reserved_shared(self) -> int:
+        """About the most shared memory, in bytes, that a kernel declares for its reductions, beside dynamic one.
 
         Ragged rows' sums go from thread to thread by Vecs: up to 6 sums, in 4 bytes each, of a Vec for each warp.
         """
-        return RESERVED_SHARED + (self.threads * self.vector if self.ragged(hidden) else 0)
+        return RESERVED_SHARED + (self.threads * self.vector if self.ragged else 0)
 
-    def ragged(self, hidden: int) -> bool:
-        """Whether no vector fits all rows, which are held as they lie in memory."""
-        return self.stages > 0 and self.rows_per_cta == 1 and hidden % self.vector != 0
-
-    def lag(self, hidden: int) -> int:
-        """Return for how many rows sums are told while the row before is finished, so that nobody waits for them."""
-        return int(self.ctas_per_row > 1 and self.stages > 2 and not self.ragged(hidden))
+    @property
+    def lag(self) -> int:
+        """For how many rows sums are told while the row before is finished, so that nobody waits for them."""
+        return int(self.ctas_per_row > 1 and self.stages > 2 and not self.ragged)
 
     @property
     def symbol(self) -> str:
         held = f"_stages{self.stages}" if self.stages else "_shared" if self.in_shared else ""
         together = f"_together{self.together}" if self.together > 1 else ""
-        return f"{super().symbol}{held}{together}"
+        ways = "".join(f"_{way}" for way in present(bulk=self.bulk, ragged=self.ragged))
+        return f"{super().symbol}{held}{together}{ways}"
 
 
 def _power_of_two(value: int) -> int:
@@ -100,6 +107,8 @@ class _Entry(NamedTuple):
         Whether rows are held in shared memory rather than in registers.
     stages, together : int
         As `NormConfig` has them.
+    bulk : bool
+        Likewise.
     """
 
     vectors: int
@@ -110,6 +119,7 @@ class _Entry(NamedTuple):
     in_shared: bool = False
     stages: int = 0
     together: int = 1
+    bulk: bool = False
 
 
 # By the norm and the bytes of the widest element. Each line is the fastest of 10 to 60 configurations of its size on an
@@ -143,7 +153,7 @@ _FORWARD = {
         _Entry(4096, 1, 1024, 4, in_shared=True),  # 16384: 0.972
         _Entry(8192, 4, 512, 4, in_shared=True),  # 32768: 0.970
         _Entry(16384, 8, 1024, 2, in_shared=True, stages=4),  # 65536: 0.964; without turns 0.957
-        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 131072: 0.929; without turns 0.902
+        _Entry(32768, 16, 1024, 2, in_shared=True, stages=4, bulk=True),  # 131072: 0.941; not in bulk 0.929
         _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.917; without turns 0.817
     ),
     ("layer_norm", 2): (
@@ -175,18 +185,18 @@ _FORWARD = {
 }
 # Rows that are no whole vectors are read by what divides them, or are ragged where that is less than 8 bytes: bfloat16,
 # 4100: RMSNorm 0.93, ragged 0.72; 4098: 0.80 and 0.79, LayerNorm 0.50 and 0.60. Their steps are the most that a thread
-# has. bfloat16, 4097 and 5121: RMSNorm 0.78 and 0.81, LayerNorm 0.61 and 0.65.
+# has; they come in bulk. bfloat16, 4097 and 5121: RMSNorm 0.86 and 0.86, LayerNorm 0.75 and 0.72.
 _UNEVEN_VECTORS = 256
 _RAGGED_BYTES = 8
 _LEAST_RAGGED_STEPS = 5
 _RAGGED_FORWARD = (
-    _Entry(2048, 1, 512, 9, 1, True, 2),
-    _Entry(4096, 2, 512, 9, 1, True, 2),
-    _Entry(8192, 4, 512, 9, 1, True, 2),
-    _Entry(16384, 8, 512, 9, 1, True, 2),
-    _Entry(32768, 16, 512, 9, 1, True, 2),
-    _Entry(65536, 16, 1024, 9, 1, True, 2),
-    _Entry(65536, 16, 1024, 9, 1, True, 1),
+    _Entry(2048, 1, 512, 6, 1, True, 2),
+    _Entry(4096, 2, 512, 6, 1, True, 2),
+    _Entry(8192, 4, 512, 6, 1, True, 2),
+    _Entry(16384, 8, 512, 6, 1, True, 2),
+    _Entry(32768, 16, 512, 6, 1, True, 2),
+    _Entry(65536, 16, 1024, 6, 1, True, 2),
+    _Entry(65536, 16, 1024, 6, 1, True, 1),
 )
 _UNEVEN_FORWARD = (
     _Entry(32, 1, 32, 1, 8),
@@ -221,8 +231,8 @@ _BACKWARD = {
         _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.914
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: 0.948
         _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.926
-        _Entry(4096, 8, 128, 4, 1, True, 4),  # 32768: 0.914
-        _Entry(8192, 4, 1024, 2, 1, True, 3),  # 65536: 0.923
+        _Entry(4096, 2, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.919; not in bulk 0.907
+        _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 65536: 0.916; 0.874
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 131072: 0.909
         _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.838
     ),
@@ -234,23 +244,23 @@ _BACKWARD = {
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.968
         _Entry(2048, 1, 1024, 2, 1, True, 2),  # 8192: 0.953
         _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.946
-        _Entry(8192, 8, 256, 4, 1, True, 3),  # 32768: 0.916
+        _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.934; not in bulk 0.902
         _Entry(16384, 8, 512, 4, 1, True, 3),  # 65536: 0.912
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.866
-        _Entry(65536, 16, 512, 8, 1, True, 1),  # 262144: 0.500
+        _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.562; 0.498
     ),
     ("layer_norm", 2): (
         _Entry(32, 1, 16, 2, 8, True, 3),  # 256: 0.716
         _Entry(64, 1, 32, 2, 4, True, 3),  # 512: 0.781
         _Entry(128, 1, 32, 4, 4, True, 3),  # 1024: 0.832
         _Entry(256, 1, 128, 2, 1, True, 2),  # 2048: 0.891
-        _Entry(512, 1, 256, 2, 1, True, 2),  # 4096: 0.898; by 128 threads 0.873
-        _Entry(1024, 2, 128, 4, 1, True, 4),  # 8192: 0.926
-        _Entry(2048, 4, 128, 4, 1, True, 3),  # 16384: 0.898
-        _Entry(4096, 8, 128, 4, 1, True, 3),  # 32768: 0.872
-        _Entry(8192, 16, 128, 4, 1, True, 3),  # 65536: 0.803
-        _Entry(16384, 16, 256, 4, 1, True, 2),  # 131072: 0.724
-        _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.608
+        _Entry(512, 1, 256, 2, 1, True, 4, bulk=True),  # 4096: 0.941; not in bulk 0.890
+        _Entry(1024, 1, 512, 2, 1, True, 3, bulk=True),  # 8192: 0.936; 0.925
+        _Entry(2048, 4, 128, 4, 1, True, 4, bulk=True),  # 16384: 0.927; 0.902
+        _Entry(4096, 8, 128, 4, 1, True, 4, bulk=True),  # 32768: 0.899; 0.875
+        _Entry(8192, 8, 256, 4, 1, True, 2, bulk=True),  # 65536: 0.870; 0.841; three slots in bulk 0.570
+        _Entry(16384, 16, 256, 4, 1, True, 2, bulk=True),  # 131072: 0.819; 0.745
+        _Entry(32768, 16, 512, 4, 1, True, 2, bulk=True),  # 262144: 0.699; 0.628
     ),
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 8, True, 3),  # 256: 0.706
@@ -258,16 +268,16 @@ _BACKWARD = {
         _Entry(256, 1, 64, 4, 2, True, 4),  # 1024: 0.844
         _Entry(512, 1, 128, 4, 1, True, 1),  # 2048: 0.896
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.942
-        _Entry(2048, 1, 512, 4, 1, True, 3),  # 8192: 0.937
-        _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.921
-        _Entry(8192, 4, 512, 4, 1, True, 3),  # 32768: 0.899
+        _Entry(2048, 4, 128, 4, 1, True, 4, bulk=True),  # 8192: 0.956; not in bulk 0.928
+        _Entry(4096, 8, 128, 4, 1, True, 4, bulk=True),  # 16384: 0.961; 0.924
+        _Entry(8192, 16, 128, 4, 1, True, 4, bulk=True),  # 32768: 0.925; 0.916
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.889
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.876
-        _Entry(65536, 16, 512, 8, 1, True, 1),  # 262144: 0.461
+        _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.555; 0.473
     ),
 }
-# Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.82 and 0.78, LayerNorm 0.71 and 0.65; float32: RMSNorm 0.93 and 0.84,
-# LayerNorm 0.89 and 0.82.
+# Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.84 and 0.86, LayerNorm 0.81 and 0.77; float32: RMSNorm 0.87 and 0.87,
+# LayerNorm 0.87 and 0.86.
 _RAGGED_BACKWARD = {
     2: (
         _Entry(1024, 1, 512, 6, 1, True, 2),
@@ -322,7 +332,7 @@ class _Division:
         """
         ctas, threads, steps, rows, in_shared = entry.ctas, entry.threads, entry.steps, entry.rows, entry.in_shared
         vector = self._vector
-        ragged = self.ragged and rows == 1 and entry.stages > 0
+        ragged = self.ragged and entry.stages > 0 and rows == 1
         if ragged:
             vector = self.full
             steps, threads = self._ragged_steps(entry)
@@ -345,7 +355,10 @@ class _Division:
         if rows == 1 and (entry.stages or ctas > 1):
             threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
         clusters = clusters and ctas > 1
-        return NormConfig(threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, entry.together)
+        bulk = ragged or (entry.bulk and vector == self.full)
+        return NormConfig(
+            threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, entry.together, bulk, ragged
+        )
 
     def _ragged_steps(self, entry: _Entry) -> tuple[int, int]:
         """Return the most steps, and their threads, of those that leave about the fewest vectors of a CTA empty."""
@@ -378,7 +391,7 @@ def _choose(
                 continue
             for stages in range(entry.stages, min(entry.stages, least_stages) - 1, -1):
                 config = division.config(entry._replace(stages=stages), clusters)
-                if config.slice(division.hidden) * entry.ctas >= division.hidden and fits(config):
+                if config.slice * entry.ctas >= division.hidden and fits(config):
                     return config
     return None
 
@@ -414,8 +427,8 @@ def configure(
 
     def fits(config: NormConfig) -> bool:
         if config.stages:
-            slots = Slot(config, hidden, rows, columns, output).bytes
-            return in_turn and slots + config.reserved_shared(hidden) <= shared
+            slots = Slot(config, rows, columns, output).bytes
+            return in_turn and slots + config.reserved_shared <= shared
         staged = config.chunk * (sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != held.bytes))
         return not config.in_shared or config.together * staged + RESERVED_SHARED <= shared
 
@@ -481,8 +494,8 @@ def configure_backward(
     division = _Division(hidden, rows, output)
 
     def fits(config: NormConfig) -> bool:
-        slots = Slot(config, hidden, rows, columns, output).bytes
-        return slots + config.reserved_shared(hidden) <= limits.shared_memory_per_cta
+        slots = Slot(config, rows, columns, output, sums=True).bytes
+        return slots + config.reserved_shared <= limits.shared_memory_per_cta
 
     entries: tuple[_Entry, ...] = _BACKWARD[norm, division.bytes]
     if hidden % division.full and division.vectors > _UNEVEN_VECTORS:
@@ -495,13 +508,20 @@ class Regions:
     """What a CTA keeps in dynamic shared memory, one region behind the other."""
 
     def __init__(self, config: NormConfig, start: int = 0) -> None:
-        self._columns = config.chunk * config.rows_per_cta
+        self._config = config
         self.bytes = start
 
     def add(self, dtype: DType) -> int:
-        """Return where a region begins that holds a row of each of the CTA's rows."""
+        """Return where a region begins that holds each of the CTA's rows."""
+        return self._add(self._config.rows_per_cta, dtype)
+
+    def add_columns(self, dtype: DType) -> int:
+        """Return where a region begins that holds what all of its rows share."""
+        return self._add(1, dtype)
+
+    def _add(self, rows: int, dtype: DType) -> int:
         start = self.bytes
-        self.bytes += -(-self._columns * dtype.bytes // 16) * 16
+        self.bytes += -(-self._config.chunk * rows * dtype.bytes // 16) * 16
         return start
 
 
@@ -512,34 +532,33 @@ class Slot:
     ----------
     config : NormConfig
         How a row is divided.
-    hidden : int
-        Its columns.
     rows, columns : sequence of DType
         Of the arrays of rows that are read, and of those of columns.
     output : DType or None
         Of the rows that are written; None: there are none.
+    sums : bool
+        Whether sums over a CTA's rows are added up there in the end.
     """
 
     def __init__(
         self,
         config: NormConfig,
-        hidden: int,
         rows: Sequence[DType],
         columns: Sequence[DType],
         output: DType | None,
+        sums: bool = False,
     ) -> None:
         slot = Regions(config)
         self.at = [slot.add(dtype) for dtype in rows]
         self.slot_bytes = slot.bytes
-        ragged = config.ragged(hidden)
         # In the place of the slot's first row, of which each thread has read its part.
         self.out_in_slot = output is not None and output.bytes == rows[0].bytes
         self.out_at = config.stages * slot.bytes
         others = Regions(config, self.out_at)
         if output is not None and not self.out_in_slot:
             others.add(output)
-        # As the slots of a ragged row need them.
-        self.columns_at = [others.add(dtype) if ragged else 0 for dtype in columns]
+        # As the slots of a ragged row need them, in floats.
+        self.columns_at = [others.add_columns(FLOAT32) if config.ragged else 0 for _ in columns]
         self.bytes = others.bytes
-        if config.rows_per_cta > 1:  # partial sums are added up there
+        if sums and config.rows_per_cta > 1:
             self.bytes = max(self.bytes, 4 * config.chunk * config.rows_per_cta)

@@ -67,19 +67,25 @@ class _RowSpec(KernelSpec):
     ) -> str:
         config = self.config
         bounds = str(config.threads)
-        resident = SHARED_OF_MULTIPROCESSOR // (shared_bytes + config.reserved_shared(self.hidden))
+        resident = SHARED_OF_MULTIPROCESSOR // (shared_bytes + config.reserved_shared)
         # Else the compiler spills, or does with few registers, to fit one more CTA: in a cooperative grid, which is
-        # held back by its barrier anyway, where shared memory has no place for it, or for what ragged rows need.
+        # held back by its barrier anyway, where shared memory has no place for it, or for what ragged rows need, and
+        # rows in shared memory whose y is made twice.
         if config.exchange == "grid" or resident < 2:
             bounds += ", 1"
-        elif config.ragged(self.hidden):
+        elif config.ragged or (config.in_shared and flags.get("row_scaled")):
             bounds += f", {max(1, min(resident, _REGISTERS_OF_MULTIPROCESSOR // (config.threads * self._registers)))}"
-        ways = {"clusters": config.clusters, "in_shared": config.in_shared, "ragged": config.ragged(self.hidden)}
+        ways = {
+            "clusters": config.clusters,
+            "in_shared": config.in_shared,
+            "bulk": config.bulk,
+            "ragged": config.ragged,
+        }
         sizes = config.numbers | {
             "hidden": self.hidden,
             "chunks": self.chunks,
             "stages": config.stages,
-            "lag": config.lag(self.hidden),
+            "lag": config.lag,
             "together": config.together,
         }
         return (
@@ -97,10 +103,10 @@ class _RowSpec(KernelSpec):
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
             dynamic_shared_memory=dynamic_shared_memory,
-            workspace_bytes=config.workspace_bytes(values, 2 + 2 * config.lag(self.hidden)),
+            workspace_bytes=config.workspace_bytes(values, 2 + 2 * config.lag),
             partial_bytes=partial_bytes,
             persistent=persistent,
-            group_unit=config.vector if config.ragged(self.hidden) else 1,
+            group_unit=config.vector if config.ragged else 1,
         )
 
 
@@ -194,7 +200,7 @@ class ForwardSpec(_RowSpec):
         if self.config.stages:
             rows = [self.input, *((self.residual,) if self.residual else ())]
             of_columns = [dtype for dtype in (self.weight, self.bias) if dtype]
-            slot = Slot(self.config, self.hidden, rows, of_columns, self.output)
+            slot = Slot(self.config, rows, of_columns, self.output)
             at = {"residual_at": slot.at[-1], "sum_at": slot.at[-1], "out_at": slot.out_at}
             at |= {f"{name}_at": start for name, start in zip(columns, slot.columns_at, strict=True)}
             return at | {"slot_bytes": slot.slot_bytes, "out_in_slot": int(slot.out_in_slot)}, slot.bytes
@@ -339,7 +345,7 @@ class BackwardSpec(_RowSpec):
     @property
     def _slot(self) -> Slot:
         columns = (self.weight,) if self.weight else ()
-        return Slot(self.config, self.hidden, tuple(self._rows.values()), columns, self.output)
+        return Slot(self.config, tuple(self._rows.values()), columns, self.output, sums=True)
 
     @property
     def program(self) -> str:
@@ -354,7 +360,7 @@ class BackwardSpec(_RowSpec):
         flags = {
             "centred": self.norm == "layer_norm",
             "has_weight": self.weight is not None and self.output is not None,
-            "weight_held": weight_bytes <= _HELD_WEIGHT_BYTES and not self.config.ragged(self.hidden),
+            "weight_held": weight_bytes <= _HELD_WEIGHT_BYTES and not self.config.ragged,
             "per_head": self.per_head,
             "needs_x": self.needs_x,
             "has_dx": self.output is not None,

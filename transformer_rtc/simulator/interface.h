@@ -51,6 +51,10 @@ struct Machine {
   void (*barrier_publish)(const void* caller);  // fence.mbarrier_init
   void (*barrier_arrive)(void* barrier, unsigned expected_bytes, const void* caller);
   void (*barrier_wait)(void* barrier, unsigned parity, const void* caller);
+  // Copies `bytes` from global to the CTA's shared memory some time later, those from `first` to before `end`, and
+  // tells the barrier; of the others both memories must only be there.
+  void (*copy_bulk)(void* shared, const void* global, unsigned bytes, void* barrier, unsigned first, unsigned end,
+                    const void* caller);
   // Stores 4 or 8 bytes some time later, in any CTA of the cluster, and tells the barrier beside them.
   void (*store_async)(void* to, unsigned long long value, unsigned bytes, void* barrier, const void* caller);
 

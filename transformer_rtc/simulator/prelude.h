@@ -224,6 +224,9 @@ TRTC_RAW void barrier_arrive(void* barrier, unsigned expected_bytes) {
   machine->barrier_arrive(barrier, expected_bytes, TRTC_CALLER);
 }
 TRTC_RAW void barrier_wait(void* barrier, unsigned parity) { machine->barrier_wait(barrier, parity, TRTC_CALLER); }
+TRTC_RAW void copy_bulk(void* shared, const void* global, unsigned bytes, void* barrier, unsigned first, unsigned end) {
+  machine->copy_bulk(shared, global, bytes, barrier, first, end, TRTC_CALLER);
+}
 // Where CTA `rank` of the cluster has `to` and `barrier`.
 TRTC_RAW void store_async(void* to, unsigned value, void* barrier, unsigned rank) {
   to = machine->cluster_address(to, rank, TRTC_CALLER);

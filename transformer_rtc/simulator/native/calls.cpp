@@ -1,4 +1,5 @@
 // What kernels ask of the machine: barriers, warps' operations, clusters, asynchronous copies and stores, atomics.
+#include <algorithm>
 #include <cstring>
 
 #include "machine.hpp"
@@ -89,7 +90,10 @@ bool Machine::deliver_one() {
   const AsyncStore store = std::move(stores_[chosen]);
   stores_.erase(stores_.begin() + static_cast<std::ptrdiff_t>(chosen));
   Barrier& barrier = barriers_.at(store.barrier);
-  std::memcpy(store.to, &store.value, store.bytes);
+  touching_ = store.party.caller;
+  const char* from = store.from != nullptr ? store.from : reinterpret_cast<const char*>(&store.value);
+  std::memcpy(store.to + store.first, from + store.first, store.end - store.first);
+  touching_ = nullptr;
   if (launch_->checked) {
     const Event event{key_of(Owner::barrier, barrier.number), store.party.caller, static_cast<Clock>(barrier.phase + 1),
                       false};
@@ -434,6 +438,41 @@ struct Calls {
     }
   }
 
+  static void copy_bulk(void* shared, const void* global, unsigned bytes, void* address, unsigned first, unsigned end,
+                        const void* caller) {
+    Machine& machine = *Machine::current;
+    Thread& thread = *machine.running_;
+    const Barrier& barrier = machine.barrier_at(address, thread, caller);
+    if (machine.cta_of(shared) != thread.cta || barrier.cta != thread.cta || machine.cta_of(global) != nullptr) {
+      machine.fail_here("out_of_bounds", "a bulk copy goes from global memory to the CTA's own shared memory", caller);
+    }
+    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % 16 != 0) {
+      machine.fail_here("misaligned", "a bulk copy's addresses and size are multiples of 16 bytes", caller);
+    }
+    char* const to = static_cast<char*>(shared);
+    const char* const from = static_cast<const char*>(global);
+    if (machine.launch_->checked) {
+      const auto begin = reinterpret_cast<uintptr_t>(global);
+      const Extent* used = machine.extent_of(begin + first, 1);
+      // Rows of an array may be extents of their own, with memory between them.
+      const Extent array = used != nullptr ? machine.hulls_[static_cast<size_t>(used->name)] : Extent{};
+      if (begin < array.begin || begin + bytes > array.end || end > bytes) {
+        machine.fail_here("out_of_bounds", "a bulk copy reads what is in no array", caller);
+      }
+      // Piece by piece: extents are cut where others overlap them.
+      for (unsigned at = first, piece = 0; at < end; at += piece) {
+        piece = std::min(end - at, 16 - at % 16);
+        machine.access(thread, from + at, piece, 1, Way::reads, machine.event_of(thread, caller));
+      }
+      Event event = machine.event_of(thread, caller);
+      event.key = key_of(Owner::pending, thread.number);
+      machine.access(thread, to, bytes, 16, Way::writes, event);
+    }
+    std::memset(to, Machine::kPoison, bytes);
+    machine.stores_.push_back({to, from, 0, bytes, first, end, address, thread.cta, machine.party(thread, caller), {}});
+    if (machine.launch_->checked) machine.publish(thread, machine.stores_.back().before);
+  }
+
   static void store_async(void* to, unsigned long long value, unsigned bytes, void* address, const void* caller) {
     Machine& machine = *Machine::current;
     Thread& thread = *machine.running_;
@@ -454,7 +493,7 @@ struct Calls {
     }
     std::memset(to, Machine::kPoison, bytes);
     machine.stores_.push_back(
-        {static_cast<char*>(to), value, bytes, address, target, machine.party(thread, caller), {}});
+        {static_cast<char*>(to), nullptr, value, bytes, 0, bytes, address, target, machine.party(thread, caller), {}});
     if (machine.launch_->checked) machine.publish(thread, machine.stores_.back().before);
   }
 
@@ -497,6 +536,7 @@ Machine::Machine() {
   interface_.barrier_publish = &Calls::barrier_publish;
   interface_.barrier_arrive = &Calls::barrier_arrive;
   interface_.barrier_wait = &Calls::barrier_wait;
+  interface_.copy_bulk = &Calls::copy_bulk;
   interface_.store_async = &Calls::store_async;
   interface_.spin = &Calls::spin;
   interface_.fault = &Calls::fault;

@@ -414,6 +414,12 @@ Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
   // Extents that overlap are cut where they do: what one of them allows is allowed there.
   extents_.clear();
   last_extent_ = nullptr;
+  hulls_.assign(launch.names.size(), Extent{~uintptr_t{0}, 0, false, false, 0});
+  for (const Extent& extent : launch.extents) {
+    Extent& hull = hulls_[static_cast<size_t>(extent.name)];
+    hull.begin = std::min(hull.begin, extent.begin);
+    hull.end = std::max(hull.end, extent.end);
+  }
   std::map<uintptr_t, std::vector<std::pair<int, int>>> edges;  // (extent, +1 or -1)
   for (size_t i = 0; i < launch.extents.size(); ++i) {
     if (launch.extents[i].begin >= launch.extents[i].end) continue;

@@ -225,8 +225,10 @@ struct Released {
 
 struct AsyncStore {
   char* to;
+  const char* from;  // null: of `value`
   unsigned long long value;
   unsigned bytes;
+  unsigned first, end;  // of them, those of which something is stored; the others are of no use then
   void* barrier;
   Cta* target;
   Party party;
@@ -322,6 +324,7 @@ class Machine {
   Stacks stacks_;
   Shadow shadow_, shared_shadow_;
   std::vector<Extent> extents_;
+  std::vector<Extent> hulls_;  // of all extents of each name
   const Extent* last_extent_ = nullptr;
   std::vector<SharedRegion> regions_;
   unsigned arena_stride_ = 0, dynamic_offset_ = 0;
