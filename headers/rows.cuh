@@ -95,7 +95,8 @@ TRTC_DEVICE void copy_from_shared(T* global, const T* shared, int count, int thr
 // `shift`, which differs from row to row, so that every Vec of a slot is aligned. Elsewhere the shift is 0.
 //
 // The rows of an input, one of which is in shared memory, or on its way there: each thread brings its own Vecs, and may
-// read them when it has waited. Slots outside the part are zeros.
+// read them when it has waited; or one thread brings all. Slots outside the part are zeros, where rows are ragged or
+// come in bulk after clear_outside().
 template <class T, class Config>
 struct InputRow {
   enum : int { N = Config::vector };
@@ -408,7 +409,9 @@ struct OutputRow {
       return;
     }
     const int last = (columns + shift) / N;
-    const bool has_first = thread < 32 && shift > 0, has_last = last > 0 && last % Config::threads / 32 == thread / 32;
+    const bool has_first = thread < 32 && shift > 0;
+    // The first Vec may be the last one too.
+    const bool has_last = columns > 0 && (last > 0 || shift == 0) && last % Config::threads / 32 == thread / 32;
     if (!has_first && !has_last) return;
     warp_barrier();
     if (has_first) put_element(0, columns, thread);

@@ -309,6 +309,18 @@ def test_ragged_rows_through_one_slot_are_read_before_the_next_comes(architectur
     hold(devices(architecture, seeds=(), multiprocessors=2), case, rng)
 
 
+@pytest.mark.parametrize(
+    ("operator", "hidden", "dtype"),
+    [("rms_norm_backward", 21477, FLOAT32), ("add_rms_norm", 37605, FLOAT32), ("layer_norm", 75209, BFLOAT16)],
+)
+def test_a_ragged_part_that_is_shorter_than_a_vector_is_stored(operator, hidden, dtype, rng):
+    # The last CTA's part is one column, which begins its Vec where rows are aligned.
+    case = (backward_case if operator.endswith("backward") else forward_case)(operator, 3, hidden, dtype)
+    config = case.specialise(ARCHITECTURES[90])[0].config
+    assert config.ragged and hidden - (config.ctas_per_row - 1) * config.slice == 1
+    hold(devices(90, seeds=()), case, rng, (ALIGNED, MISALIGNED))
+
+
 # ---- Rows of large numbers, of equal ones, and of zeros ------------------------------------------------------------
 
 

@@ -60,9 +60,13 @@ class NormConfig(RowDivision):
     def reserved_shared(self) -> int:
         """About the most shared memory, in bytes, that a kernel declares for its reductions, beside dynamic one.
 
-        Ragged rows' sums go from thread to thread by Vecs: up to 6 sums, in 4 bytes each, of a Vec for each warp.
+        Warps tell each other up to 6 sums, in 4 bytes each, and CTAs up to 5, through as many buffers as rows are told
+        at a time. Ragged rows' sums go from thread to thread by Vecs: up to 6, of a Vec for each warp.
         """
-        return RESERVED_SHARED + (self.threads * self.vector if self.ragged else 0)
+        told = 4 * 6 * 2 * self.threads // 32
+        if self.ctas_per_row > 1:
+            told += (4 * 5 * self.ctas_per_row + 8) * (2 + 2 * self.lag)
+        return max(RESERVED_SHARED, told + 8 * self.stages) + (self.threads * self.vector if self.ragged else 0)
 
     @property
     def lag(self) -> int:
