@@ -336,7 +336,7 @@ struct InputRows {
 };
 
 // An output row's columns: to global memory, or, where no vector fits that, to shared memory first. Between put() and
-// finish() the threads of a CTA do the same.
+// finish() the threads of a CTA do the same, but that warps which have nothing of a ragged row may put nothing.
 template <class T, class Config>
 struct OutputRow {
   enum : int { N = Config::vector };
