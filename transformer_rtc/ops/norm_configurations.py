@@ -336,7 +336,7 @@ class _Division:
         """
         ctas, threads, steps, rows, in_shared = entry.ctas, entry.threads, entry.steps, entry.rows, entry.in_shared
         vector = self._vector
-        ragged = self.ragged and entry.stages > 0 and rows == 1
+        ragged = self.ragged and rows == 1 and entry.stages > 0
         if ragged:
             vector = self.full
             steps, threads = self._ragged_steps(entry)
@@ -512,20 +512,13 @@ class Regions:
     """What a CTA keeps in dynamic shared memory, one region behind the other."""
 
     def __init__(self, config: NormConfig, start: int = 0) -> None:
-        self._config = config
+        self._columns = config.chunk * config.rows_per_cta
         self.bytes = start
 
     def add(self, dtype: DType) -> int:
-        """Return where a region begins that holds each of the CTA's rows."""
-        return self._add(self._config.rows_per_cta, dtype)
-
-    def add_columns(self, dtype: DType) -> int:
-        """Return where a region begins that holds what all of its rows share."""
-        return self._add(1, dtype)
-
-    def _add(self, rows: int, dtype: DType) -> int:
+        """Return where a region begins that holds a row of each of the CTA's rows."""
         start = self.bytes
-        self.bytes += -(-self._config.chunk * rows * dtype.bytes // 16) * 16
+        self.bytes += -(-self._columns * dtype.bytes // 16) * 16
         return start
 
 
@@ -562,7 +555,7 @@ class Slot:
         if output is not None and not self.out_in_slot:
             others.add(output)
         # As the slots of a ragged row need them, in floats.
-        self.columns_at = [others.add_columns(FLOAT32) if config.ragged else 0 for _ in columns]
+        self.columns_at = [others.add(FLOAT32) if config.ragged else 0 for _ in columns]
         self.bytes = others.bytes
         if sums and config.rows_per_cta > 1:
             self.bytes = max(self.bytes, 4 * config.chunk * config.rows_per_cta)
