@@ -127,11 +127,8 @@ struct InputRow {
   // else 0. Of a ragged row there must be memory of the same array before it and behind it.
   template <class Params>
   TRTC_DEVICE int bulk_bytes(const Params& params, int64 row, int shift, int columns) const {
-    bool fits = Vec<T, N>::bytes >= 16 && columns > 0 && aligned;
-    if constexpr (Config::ragged) {
-      fits = Vec<T, N>::bytes >= 16 && columns > 0 && apart && row > 0 && row + 1 < params.rows &&
-             rows_aligned<T, N>(of(params, row) - shift, 0, 0);
-    }
+    const bool is_edge = Config::ragged && (row == 0 || is_end(params, row));
+    const bool fits = Vec<T, N>::bytes >= 16 && columns > 0 && !is_edge && is_whole(of(params, row) - shift);
     return fits ? (columns + shift + N - 1) / N * Vec<T, N>::bytes : 0;
   }
 #if TRTC_ARCHITECTURE >= 90
@@ -150,15 +147,9 @@ struct InputRow {
                          int columns) const {
     T* const to_row = row_in(region, place);
     const T* from = of(params, row) - shift;
-    bool whole = aligned, is_end = false;
-    if constexpr (Config::ragged) {
-      whole = rows_aligned<T, N>(from, 0, 0);
-      // Behind any row but the last there is memory of the same array, if rows are apart. What follows the last one's
-      // end must not be touched, as a copy of a part of a Vec does (compute-sanitizer).
-      is_end = !apart || row + 1 >= params.rows;
-    }
+    const bool ends = Config::ragged && is_end(params, row);
     if constexpr (Vec<T, N>::bytes >= 4) {
-      if (whole) {
+      if (is_whole(from)) {
         constexpr int stride = Config::threads * N;
         const T* of_thread = from + place.thread * N;
         T* to = to_row + place.thread * N;
@@ -170,13 +161,13 @@ struct InputRow {
           } else {
             const int end = min(max(left - k * stride, 0), static_cast<int>(N));
             const int before = Config::ragged && k == 0 && place.thread == 0 ? shift : 0;
-            if (!is_end || end == 0 || end == N) {
+            if (!ends || end == 0 || end == N) {
               copy_async_part<Vec<T, N>::bytes>(to + k * stride, end > 0 ? of_thread + k * stride : from,
                                                 before * sizeof(T), end * sizeof(T));
             }
           }
         }
-        if (Config::ragged && is_end) {
+        if (ends) {
           const int last = (columns + shift) / N;
           if (last % Config::threads == place.thread && last * N < columns + shift) {
             fetch_each(to_row, from, last * N, shift, columns);
@@ -209,6 +200,14 @@ struct InputRow {
   }
 
  private:
+  // Whether every Vec of a row, which begins with the slot at `from`, is aligned.
+  TRTC_DEVICE bool is_whole(const T* from) const { return Config::ragged ? rows_aligned<T, N>(from, 0, 0) : aligned; }
+  // Behind any row but the last there is memory of the same array, if rows are apart. What follows the last one's end
+  // must not be touched, as a copy of a part of a Vec does (compute-sanitizer).
+  template <class Params>
+  TRTC_DEVICE bool is_end(const Params& params, int64 row) const {
+    return !apart || row + 1 >= params.rows;
+  }
   static TRTC_DEVICE T* row_in(char* region, const Place<Config>& place) {
     return reinterpret_cast<T*>(region) + place.row_in_cta * Config::chunk;
   }
