@@ -6,6 +6,8 @@ Needs no GPU. Prints what it measured, and exits with 1 if anything was not as i
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import random
@@ -18,6 +20,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from transformer_rtc import cli
 from transformer_rtc.cache import DiskCache, digest, parse_entry
 
 WORKER = """
@@ -82,6 +85,15 @@ def use(folder: str, keys: int, seconds: float, log: int) -> None:
     os._exit(0)
 
 
+def verify(folder: str, entries: int) -> int:
+    """Verify a folder as a person does, and return how many half-written files that deleted. Nothing else is left."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert cli.main(["cache", "verify", "--folder", folder, "--json"]) == 0
+    told = json.loads(printed.getvalue())
+    assert told["entries"] == entries and len(set(os.listdir(folder)) - {"locks"}) == entries, told
+    return len(told["removed"])
+
+
 def killed_winners(rounds: int, count: int, keys: int, source: random.Random) -> dict[str, object]:
     """Kill the process that compiles, at a random moment, in each round: the others finish, with one more compile."""
     compile_seconds = 0.004
@@ -115,9 +127,7 @@ def killed_winners(rounds: int, count: int, keys: int, source: random.Random) ->
             compiles = Counter(line.split()[1] for line in Path(path).read_text().splitlines())
             assert len(compiles) == keys and compiles.total() <= keys + 1, compiles
             extra += compiles.total() - keys
-            left += sum(name.endswith(".tmp") for name in os.listdir(cache))
-            entries = {name for name in os.listdir(cache) if not name.endswith(".tmp") and name != "locks"}
-            assert len(entries) == keys
+            left += verify(cache, keys)
             for number in range(keys):
                 assert DiskCache(cache).get(f"kernel{number}", key_of(number)) == wanted_of(number)
     return {

@@ -136,6 +136,16 @@ def test_verify_finds_damage_and_prune_removes_it(cache, run):
     assert run("cache", "verify", "--folder", cache.folder)[0] == 0
 
 
+@pytest.mark.parametrize("action", ["verify", "prune"])
+def test_what_killed_writers_left_is_deleted(action, cache, run):
+    name = f"{os.path.basename(cache.path('kernel', KEYS[0]))}.1.0123abcd.tmp"
+    with open(os.path.join(cache.folder, name), "wb") as file:
+        file.write(b"half")
+    code, told, _ = run("cache", action, "--folder", cache.folder, "--json")
+    assert code == 0 and json.loads(told)["removed"] == [name] and json.loads(told)["entries"] == 3
+    assert name not in os.listdir(cache.folder)
+
+
 def test_prune_by_size_and_age_and_clear(cache, run):
     os.utime(cache.path("kernel0.sm_90", KEYS[0]), (0, 0))
     code, told, _ = run("cache", "prune", "--folder", cache.folder, "--unused-days", "30", "--json")

@@ -87,6 +87,60 @@ def test_who_is_killed_blocks_nobody_and_costs_one_compile(tmp_path, rng):
     assert killed
 
 
+def start_writer(cache: DiskCache) -> subprocess.Popen:
+    """Return a process that writes an entry, and is killed before it has its name."""
+    script = (
+        "import sys, time; from transformer_rtc import cache\n"
+        "class File:\n"
+        "    def __init__(self, *a): self.file = open(*a)\n"
+        "    def __enter__(self): return self\n"
+        "    def __exit__(self, *_): pass\n"
+        "    def write(self, data): self.file.write(data[:8]); self.file.flush(); print(flush=True); time.sleep(600)\n"
+        "    def fileno(self): return self.file.fileno()\n"
+        "cache.open = File\n"
+        "cache.DiskCache(sys.argv[1]).put('kernel', sys.argv[2], b'code', {})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, cache.folder, KEY], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "\n"
+    return process
+
+
+def half_written(cache: DiskCache) -> list[str]:
+    return sorted(name for name in os.listdir(cache.folder) if name.endswith(".tmp"))
+
+
+def test_what_a_killed_writer_leaves_is_abandoned_and_what_a_writer_has_is_not(cache):
+    cache.put("kernel", OTHER, PAYLOAD, {})
+    assert cache.abandoned() == []
+    writers = [start_writer(cache) for _ in range(2)]
+    try:
+        assert len(half_written(cache)) == 2 and cache.abandoned() == []
+        writers[0].kill()
+        writers[0].wait()
+        (name,) = cache.abandoned()
+        assert f".{writers[0].pid}." in name and cache.remove(name)
+        assert len(half_written(cache)) == 1 and cache.abandoned() == []
+    finally:
+        for process in writers:
+            process.kill()
+            process.communicate()
+
+
+def test_without_locks_only_its_age_says_that_a_file_is_abandoned(cache, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    cache.put("kernel", KEY, PAYLOAD, {})
+    assert cache.get("kernel", KEY) == PAYLOAD
+    path = cache.path("kernel", OTHER) + ".1.0123abcd.tmp"
+    with open(path, "wb"):
+        pass
+    assert cache.abandoned() == []
+    os.utime(path, (1, 1))
+    assert cache.abandoned() == [os.path.basename(path)]
+
+
 def hold(cache: DiskCache, key: str) -> subprocess.Popen:
     """Return a process that holds a key's lock until it is killed."""
     script = (

@@ -31,7 +31,9 @@ _TEMPORARY_NAME = r"[^/]+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp"
 _LOCK_DIGITS = 3
 _LOCK_SECONDS = 30.0  # longer than a compile takes on a host with more processes than cores
 _TOUCH_SECONDS = 24 * 3600.0  # how rarely a hit is noted, for what is evicted first
-_ABANDONED_SECONDS = 3600.0  # what a writer leaves that was killed; one that lives takes milliseconds
+# What a writer leaves that was killed is seen by its lock; by its age where there are no locks, or without waiting.
+_WRITING_SECONDS = 0.5  # far longer than one that lives has its file without its lock
+_ABANDONED_SECONDS = 3600.0
 
 
 def _sha256(content: bytes) -> str:
@@ -357,6 +359,8 @@ class DiskCache:
             # Never writable by others, whatever the umask; readable as far as it lets.
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             with open(descriptor, "wb") as file:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.write(data)
             os.replace(beside, path)
         except OSError:
@@ -444,8 +448,36 @@ class DiskCache:
             return False
         return True
 
+    def abandoned(self) -> list[str]:
+        """Return what killed writers left half written. Takes half a second where it seems that there is something."""
+
+        def found() -> set[str]:
+            return {name for used, _, name in self._files(_TEMPORARY_NAME) if self._has_no_writer(name, used)}
+
+        seen = found()
+        if seen:
+            time.sleep(_WRITING_SECONDS)
+            seen &= found()
+        return sorted(seen)
+
+    def _has_no_writer(self, name: str, used: float) -> bool:
+        if time.time() - used > _ABANDONED_SECONDS:
+            return True
+        try:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(os.path.join(self.folder or "", name), flags)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # it is locked, or nothing can be
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
     def prune(self, max_bytes: int | None = None, unused_seconds: float | None = None) -> list[str]:
-        """Delete what killed writers left, and the entries that were not used for longest; return the deleted names.
+        """Delete what killed writers left an hour ago, and the entries not used for longest; return the deleted names.
 
         Parameters
         ----------

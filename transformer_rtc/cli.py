@@ -190,19 +190,29 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     cache = _cache_of(arguments)
+    removed = _remove_abandoned(cache)
     entries = cache.entries()
     damaged = [entry.name for entry in entries if entry.about is None]
     _emit(
         arguments,
-        {"folder": cache.folder, "entries": len(entries), "damaged": damaged},
-        [*(f"damaged {name}" for name in damaged), f"{len(entries)} entries, {len(damaged)} damaged"],
+        {"folder": cache.folder, "entries": len(entries), "damaged": damaged, "removed": removed},
+        [
+            *(f"removed {name}" for name in removed),
+            *(f"damaged {name}" for name in damaged),
+            f"{len(entries)} entries, {len(damaged)} damaged",
+        ],
     )
     return 1 if damaged else 0
 
 
+def _remove_abandoned(cache: DiskCache) -> list[str]:
+    return [name for name in cache.abandoned() if cache.remove(name)]
+
+
 def _prune(arguments: argparse.Namespace) -> int:
     cache = _cache_of(arguments)
-    removed = [entry.name for entry in cache.entries() if entry.about is None and cache.remove(entry.name)]
+    removed = _remove_abandoned(cache)
+    removed += [entry.name for entry in cache.entries() if entry.about is None and cache.remove(entry.name)]
     seconds = None if arguments.unused_days is None else arguments.unused_days * 86400.0
     removed += cache.prune(arguments.max_size, seconds)
     return _tell_removed(arguments, cache, removed)
@@ -389,7 +399,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, text in (
         ("list", _list, "print every entry"),
         ("show", _show, "print what entries say of themselves"),
-        ("verify", _verify, "check every entry; exit with 1 if one is damaged"),
+        ("verify", _verify, "check every entry, and delete what killed writers left; exit with 1 if one is damaged"),
         ("prune", _prune, "delete what is damaged, what killed writers left, and what is beyond the cache's size"),
         ("clear", _clear, "delete every entry"),
         ("pack", _pack, "write every entry into one file"),

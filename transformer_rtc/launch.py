@@ -248,19 +248,27 @@ class Kernel:
         LaunchError
             If a cooperative grid or a cluster cannot be resident.
         ArgumentError
-            If an argument is not as described, or the parameters have another size.
+            If an argument is not as described, the parameters have another size, or the stream is another device's.
         """
         packed = params if isinstance(params, bytes) else self.params.pack(**self._values(params))
         self._check(config, packed, stream)
-        self.function.launch(
-            config.grid,
-            config.block,
-            config.cluster,
-            config.dynamic_shared_memory,
-            config.cooperative,
-            packed,
-            stream,
-        )
+        try:
+            self.function.launch(
+                config.grid,
+                config.block,
+                config.cluster,
+                config.dynamic_shared_memory,
+                config.cooperative,
+                packed,
+                stream,
+            )
+        except DriverError as error:
+            # Asked only now: it takes as long as the launch.
+            if not isinstance(self.device, int) or _native.stream_on_device(self.device, stream):
+                raise
+            raise ArgumentError(
+                f"{self.symbol}: stream belongs to another device or context than {self.where}"
+            ) from error
 
     def _values(self, params: object) -> dict[str, Any]:
         if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):

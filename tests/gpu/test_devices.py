@@ -9,7 +9,7 @@ from cases import Case
 from frameworks import FRAMEWORKS, bits, inputs
 from test_streams import current_context, in_threads
 
-from transformer_rtc import Field, _native, device_limits, rms_norm, rms_norm_backward
+from transformer_rtc import ArgumentError, Field, _native, device_limits, rms_norm, rms_norm_backward
 from transformer_rtc.spec import BFLOAT16, FLOAT32
 
 CASE = Case(64, 4096, BFLOAT16, BFLOAT16, BFLOAT16, False)
@@ -19,6 +19,9 @@ CASE = Case(64, 4096, BFLOAT16, BFLOAT16, BFLOAT16, False)
 def two():
     if _native.device_count() < 2:
         pytest.skip("this machine has one GPU")
+    yield
+    # JAX leaves the device that it used last current, and the next test makes its streams on the first.
+    pytest.importorskip("torch").cuda.set_device(0)
 
 
 @pytest.fixture
@@ -91,6 +94,9 @@ def test_rows_shared_by_ctas_and_own_kernels_run_on_the_second_device(limited, m
     kernel.launch_plain((1, 1, 1), (32, 1, 1), {"out": out.data_ptr()}, torch.cuda.current_stream(1).cuda_stream)
     torch.cuda.synchronize(1)
     assert out.tolist() == list(range(32)) and torch.cuda.current_device() == 0
+    with pytest.raises(ArgumentError, match="own: stream belongs to another device or context than cuda:1"):
+        kernel.launch_plain((1, 1, 1), (32, 1, 1), {"out": out.data_ptr()}, torch.cuda.Stream(0).cuda_stream)
+    assert torch.cuda.current_device() == 0 and int(out.sum()) == sum(range(32))
 
 
 def test_threads_with_devices_of_their_own_do_not_disturb_each_other(cold, gpu, given):
@@ -138,8 +144,9 @@ def test_cupy_and_jax_on_the_second_device(cold):
     with cupy.cuda.Device(1):
         np.testing.assert_allclose(cupy.asnumpy(y), host, rtol=1e-5)
     jax = FRAMEWORKS["jax"]().module
-    x = jax.device_put(host, jax.devices()[1])
+    x = jax.block_until_ready(jax.device_put(host, jax.devices()[1]))
+    before = current_context()
     y = rms_norm(x)
-    assert y.devices() == {jax.devices()[1]}
+    assert y.devices() == {jax.devices()[1]} and current_context() == before
     np.testing.assert_allclose(np.asarray(y), host, rtol=1e-5)
     assert cold.counts["load"] == 1
