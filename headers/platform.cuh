@@ -24,7 +24,7 @@ static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8,
 // them at the same offset. The simulator has its own.
 #ifndef TRTC_SIMULATOR
 #define TRTC_SHARED(type, name, count) __shared__ type name[count]
-#define TRTC_DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) type name[]
+#define TRTC_DYNAMIC_SHARED(type, name) extern __shared__ __align__(128) type name[]
 #endif
 
 TRTC_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }

@@ -47,9 +47,9 @@ struct RowRing {
     for (int i = 0; i < ahead; ++i) fetch(params, i, place.begin_row() + i * place.stride);
   }
 
-  // Takes the CTA's rows that begin with `first_row`: waits for them, and sends for those that come next. The slot.
+  // Takes the CTA's rows that begin with `first_row`: waits for them, and sends for those that come next.
   template <class Params>
-  TRTC_DEVICE char* take(const Params& params, int64 first_row) {
+  TRTC_DEVICE void take(const Params& params, int64 first_row) {
     char* found = slots + slot * Config::slot_bytes;
     if constexpr (ahead == 0) {
       if constexpr (bulk) order_copies();
@@ -72,16 +72,14 @@ struct RowRing {
       fetch(params, slot + ahead < stages ? slot + ahead : slot + ahead - stages, first_row + ahead * place.stride);
     }
     slot = slot + 1 == stages ? 0 : slot + 1;
-    return found;
   }
 
   // Takes them again, `lag` turns later, to finish them.
   template <class Params>
-  TRTC_DEVICE char* take_again(const Params& params, int64 first_row) {
+  TRTC_DEVICE void take_again(const Params& params, int64 first_row) {
     char* found = slots + last_slot * Config::slot_bytes;
     if constexpr (Config::lag != 0) inputs.locate(params, found, place, first_row + place.row_in_cta);
     last_slot = last_slot + 1 == stages ? 0 : last_slot + 1;
-    return found;
   }
 
  private:

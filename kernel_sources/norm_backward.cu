@@ -320,7 +320,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
     if constexpr (reduces) {
       const int64 row = gradient_first + place.row_in_cta;
       const int columns = place.columns(row, params.rows);
-      char* here = ring.take_again(params, gradient_first);
+      ring.take_again(params, gradient_first);
       reduction.receive(sums);
       float rest = 0.0f;   // of the mean
       float level = 0.0f;  // mean of dy * w
@@ -345,7 +345,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       OutputRow<Output, Config> dx_out;
       if constexpr (Config::has_dx) {
         dx_out.begin({params.dx, params.dx_outer_stride, params.dx_inner_stride}, params, row, place,
-                     Config::out_in_slot ? here : shared + Config::out_at, inputs.shift);
+                     Config::out_in_slot ? inputs.x.in_place(place) : shared + Config::out_at, inputs.shift);
       }
 #pragma unroll
       for (int k = 0; k < steps; ++k) {

@@ -112,17 +112,10 @@ TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, cons
   return result;
 }
 
-// Adds up deviations and their squares.
-template <int N>
-TRTC_DEVICE void add_deviations(float (&sums)[2], const float (&deviation)[N]) {
-  float of_vec[2] = {deviation[0], deviation[0] * deviation[0]};
-#pragma unroll
-  for (int i = 1; i < N; ++i) {
-    of_vec[0] += deviation[i];
-    of_vec[1] = fused_multiply_add(deviation[i], deviation[i], of_vec[1]);
-  }
-  sums[0] += of_vec[0];
-  sums[1] += of_vec[1];
+// Whether a thread finds the moments of its elements in one pass over them, where they are not held as floats.
+template <class Config>
+constexpr TRTC_DEVICE bool one_pass_of() {
+  return Config::centred && sizeof(typename Config::Held) < 4 && sizeof(typename Config::Output) < 4;
 }
 
 // Of a row whose CTAs have told each other {shift, deviations, squares}, or {squares} where it is not centred.
@@ -210,41 +203,38 @@ struct ForwardRows : InputRows<Config, ForwardRows<Config>> {
       return x.at(slot);
     }
   }
-  TRTC_DEVICE Vec<Held, N> held_at(char* region, const Place<Config>& place, int slot) const {
-    Vec<Held, N> value;
-    value.load_shared(held(region, place) + slot);
-    return value;
+  TRTC_DEVICE Vec<Held, N> held_at(int slot) const {
+    if constexpr (Config::added_before) {
+      return residual.at(slot);
+    } else {
+      return x.at(slot);
+    }
   }
   // The N columns from `column` on of a ragged part, the first of which has place `shift`: those of the slots from
   // `column` on, but for the places before it, which are of the next ones. All threads' Vecs must be there.
-  TRTC_DEVICE Vec<Held, N> held_columns(char* region, const Place<Config>& place, int k) const {
+  TRTC_DEVICE Vec<Held, N> held_columns(const Place<Config>& place, int k) const {
     const int column = (k * Config::threads + place.thread) * N;
-    Vec<Held, N> value = held_at(region, place, column), next;
+    Vec<Held, N> value = held_at(column), next;
     if (k + 1 < Config::steps || column + N < Config::chunk) {
-      next.load_shared(held(region, place) + column + N);
+      next = held_at(column + N);
     } else {
       next.fill(0);
     }
     value.replace_first(next, this->shift);
     return value;
   }
-
- private:
-  TRTC_DEVICE const Held* held(char* region, const Place<Config>& place) const {
-    if constexpr (Config::added_before) {
-      return reinterpret_cast<const Held*>(region + Config::sum_at) + place.row_in_cta * Config::chunk;
-    } else {
-      return x.shared;
-    }
+  // Where the sum is staged: in the residual's place.
+  TRTC_DEVICE char* sum_staging(const Place<Config>& place) const {
+    return has_residual ? residual.in_place(place) : nullptr;
   }
 };
 
 template <class Config, class Params>
 TRTC_DEVICE void begin_sum(OutputRow<typename Config::Held, Config>& to, const Params& params, int64 row,
-                           const Place<Config>& place, char* region, int shift = 0) {
+                           const Place<Config>& place, char* staging, int shift = 0) {
   if constexpr (Config::added_before) {
     to.begin({params.residual_out, params.residual_out_outer_stride, params.residual_out_inner_stride}, params, row,
-             place, region + Config::sum_at, shift);
+             place, staging, shift);
   }
 }
 
@@ -295,7 +285,7 @@ TRTC_DEVICE void norm_forward(const Params& params) {
     Vec<Residual, N> added[steps];
     Affine<Config> affine[steps];
     OutputRow<Held, Config> sum_out;
-    begin_sum(sum_out, params, row, place, shared);
+    begin_sum(sum_out, params, row, place, shared + Config::sum_at);
     const Input* x = inputs.x.of(params, row);
     const Residual* residual = nullptr;
     if constexpr (inputs.has_residual) residual = inputs.residual.of(params, row);
@@ -458,6 +448,7 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
   // Vecs of the weight and bias that are on their way while others are used, the first ones while the sums are
   // exchanged: hides the L2 cache's latency. All 8 gave LayerNorm of bfloat16, 65536, 0.869 of a copy instead of 0.790;
   // larger CTAs have no registers for them, and where each serves several rows, half of them last as long.
+  constexpr bool one_pass = one_pass_of<Config>();
   constexpr bool all_ahead = Config::centred && together == 1 && threads <= 256;
   constexpr int in_flight = steps == 8 && !Config::repeats ? (all_ahead ? 8 : 4) : steps > 1 ? 2 : 1;
 
@@ -495,16 +486,23 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
     // ---- Each row's sum of squares; or its sum, where it is centred. Shared memory has its elements at hand each time
     // that they are read: registers are better spent on more rows in flight.
     float total[together];
+    ThreadMoments<Config> own[together];
 #pragma unroll
     for (int r = 0; r < together; ++r) {
       OutputRow<Held, Config> sum_out;
-      begin_sum(sum_out, params, row[r], place, slot[r]);
+      begin_sum(sum_out, params, row[r], place, inputs[r].sum_staging(place));
       total[r] = 0.0f;
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
-        const Vec<Held, N> value = inputs[r].first_held_at(sum_out, k, (k * threads + thread) * N, columns);
-        total[r] += Config::centred ? sum_of(value) : sum_of_squares(value);
+        const int column = (k * threads + thread) * N;
+        const Vec<Held, N> value = inputs[r].first_held_at(sum_out, k, column, columns);
+        if constexpr (one_pass) {
+          own[r].add(value, k, column, columns);
+        } else {
+          total[r] += Config::centred ? sum_of(value) : sum_of_squares(value);
+        }
       }
+      if constexpr (one_pass) total[r] = own[r].total();
       if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
     }
     // Not before the rows have come: 0.83 instead of 0.95 (LayerNorm, bfloat16, 16384).
@@ -521,15 +519,19 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
       for (int r = 0; r < together; ++r) {
         shift[r] = shift_of<Config>(total[r], place.rank);
         float of_row[2] = {0.0f, 0.0f};
+        if constexpr (one_pass) {
+          own[r].about(shift[r], of_row);
+        } else {
 #pragma unroll
-        for (int k = 0; k < steps; ++k) {
-          const int column = (k * threads + thread) * N;
-          const Vec<Held, N> value = inputs[r].held_at(slot[r], place, column);
-          float deviation[N];
+          for (int k = 0; k < steps; ++k) {
+            const int column = (k * threads + thread) * N;
+            const Vec<Held, N> value = inputs[r].held_at(column);
+            float deviation[N];
 #pragma unroll
-          for (int i = 0; i < N; ++i) deviation[i] = value.get(i) - shift[r];
-          Config::clear_outside(deviation, k, column, columns);
-          add_deviations(of_row, deviation);
+            for (int i = 0; i < N; ++i) deviation[i] = value.get(i) - shift[r];
+            Config::clear_outside(deviation, k, column, columns);
+            add_deviations(of_row, deviation);
+          }
         }
         sums[r * 2] = of_row[0];
         sums[r * 2 + 1] = of_row[1];
@@ -579,7 +581,7 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
         }
 #pragma unroll
         for (int r = 0; r < together; ++r) {
-          const Vec<Held, N> value = inputs[r].held_at(slot[r], place, column);
+          const Vec<Held, N> value = inputs[r].held_at(column);
           Vec<typename Config::Residual, N> added;
           if constexpr (Config::added_after) added = inputs[r].residual.at(column);
           float x[N];
@@ -627,9 +629,10 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
   constexpr int lag = Config::lag;
   // A row's elements stay in registers until they are stored, or are read from the slot again.
   constexpr bool held = !Config::ragged && lag == 0 && steps * N <= 32;
+  constexpr bool one_pass = one_pass_of<Config>() && !held;
   // Or at least until their deviations are summed.
   constexpr bool unpacked =
-      !Config::ragged && (held || (centred && sizeof(Held) < 4 && steps * N <= (threads > 512 ? 16 : 32)));
+      held || (!Config::ragged && !one_pass && centred && sizeof(Held) < 4 && steps * N <= (threads > 512 ? 16 : 32));
   constexpr int affine_bytes = (Config::has_weight ? sizeof(typename Config::Weight) : 0) +
                                (Config::has_bias ? sizeof(typename Config::Bias) : 0);
   constexpr bool affine_held = !Config::ragged && (steps * N <= 16 || steps * N * affine_bytes <= 64);
@@ -666,7 +669,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
     if (lag == 0 || first_row < params.rows) {
       const int64 row = first_row + place.row_in_cta;
       const int columns = place.columns(row, params.rows);
-      char* here = ring.take(params, first_row);
+      ring.take(params, first_row);
       const int row_shift = ring.inputs.shift;
       if constexpr (Config::ragged) {
         if (row_shift != staged_shift) affine_row.stage(params, place, row_shift);
@@ -675,14 +678,17 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
 
       // ---- The row, and its sum of squares; or its sum, where it is centred
       OutputRow<Held, Config> sum_out;
-      begin_sum(sum_out, params, row, place, here, row_shift);
+      begin_sum(sum_out, params, row, place, ring.inputs.sum_staging(place), row_shift);
       float total[1] = {0.0f};
-      Vec<Held, N> of_columns[Config::ragged ? steps : 1];
+      ThreadMoments<Config> own;
+      Vec<Held, N> of_columns[Config::ragged && !one_pass ? steps : 1];
       if constexpr (!Config::ragged || Config::added_before) {
 #pragma unroll
         for (int k = 0; k < steps; ++k) {
-          const Vec<Held, N> value = ring.inputs.first_held_at(sum_out, k, (k * threads + thread) * N, columns);
-          if constexpr (!Config::ragged) total[0] += centred ? sum_of(value) : sum_of_squares(value);
+          const int slot = (k * threads + thread) * N;
+          const Vec<Held, N> value = ring.inputs.first_held_at(sum_out, k, slot, columns);
+          if constexpr (!Config::ragged && one_pass) own.add(value, k, slot, columns);
+          if constexpr (!Config::ragged && !one_pass) total[0] += centred ? sum_of(value) : sum_of_squares(value);
           if constexpr (unpacked) {
 #pragma unroll
             for (int i = 0; i < N; ++i) element[k * N + i] = value.get(i);
@@ -695,55 +701,59 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
 #pragma unroll
         for (int k = 0; k < steps; ++k) {
           if (!Config::meets(k, thread, columns)) continue;
-          of_columns[k] = ring.inputs.held_columns(here, place, k);
-          float of_vec[N];
+          const Vec<Held, N> value = ring.inputs.held_columns(place, k);
+          if constexpr (one_pass) {
+            own.add(value, k, (k * threads + thread) * N, columns, row_shift);
+          } else {
+            of_columns[k] = value;
+            float of_vec[N];
 #pragma unroll
-          for (int i = 0; i < N; ++i) of_vec[i] = of_columns[k].get(i);
-          if constexpr (centred) ragged_total.add(of_vec);
-          if constexpr (!centred) ragged_total.add_products(of_vec, of_vec);
+            for (int i = 0; i < N; ++i) of_vec[i] = value.get(i);
+            if constexpr (centred) ragged_total.add(of_vec);
+            if constexpr (!centred) ragged_total.add_products(of_vec, of_vec);
+          }
         }
         total[0] = ragged_total.of_thread();
       }
+      if constexpr (one_pass) total[0] = own.total();
       if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
       reduction.template reduce_in_cta<Sum, 0>(total);
       if constexpr (centred) {
         const float shift = shift_of<Config>(total[0], place.rank);
-        float deviations[2] = {0.0f, 0.0f};
-        RaggedSum<Config> ragged_deviations[2];
+        float deviations[2];
+        if constexpr (one_pass) {
+          own.about(shift, deviations);
+        } else {
+          DeviationSums<Config> of_thread;
 #pragma unroll
-        for (int k = 0; k < steps; ++k) {
-          if (!Config::meets(k, thread, columns)) continue;
-          const int slot = (k * threads + thread) * N;
-          Vec<Held, N> value;
-          if constexpr (Config::ragged) {
-            value = of_columns[k];
-          } else if constexpr (!unpacked) {
-            value = ring.inputs.held_at(here, place, slot);
-          }
-          float deviation[N];
-#pragma unroll
-          for (int i = 0; i < N; ++i) {
-            if constexpr (unpacked) {
-              deviation[i] = element[k * N + i] - shift;
-            } else {
-              deviation[i] = value.get(i) - shift;
+          for (int k = 0; k < steps; ++k) {
+            if (!Config::meets(k, thread, columns)) continue;
+            const int slot = (k * threads + thread) * N;
+            Vec<Held, N> value;
+            if constexpr (Config::ragged) {
+              value = of_columns[k];
+            } else if constexpr (!unpacked) {
+              value = ring.inputs.held_at(slot);
             }
-          }
-          Config::clear_outside(deviation, k, slot, columns, row_shift);
-          if constexpr (held) {
+            float deviation[N];
 #pragma unroll
-            for (int i = 0; i < N; ++i) element[k * N + i] = deviation[i];
+            for (int i = 0; i < N; ++i) {
+              if constexpr (unpacked) {
+                deviation[i] = element[k * N + i] - shift;
+              } else {
+                deviation[i] = value.get(i) - shift;
+              }
+            }
+            Config::clear_outside(deviation, k, slot, columns, row_shift);
+            if constexpr (held) {
+#pragma unroll
+              for (int i = 0; i < N; ++i) element[k * N + i] = deviation[i];
+            }
+            of_thread.add(deviation);
           }
-          if constexpr (Config::ragged) {
-            ragged_deviations[0].add(deviation);
-            ragged_deviations[1].add_products(deviation, deviation);
-          } else {
-            add_deviations(deviations, deviation);
-          }
-        }
-        if constexpr (Config::ragged) {
-          deviations[0] = ragged_deviations[0].of_thread();
-          deviations[1] = ragged_deviations[1].of_thread();
+          of_thread.finish();
+          deviations[0] = of_thread.of_row[0];
+          deviations[1] = of_thread.of_row[1];
         }
         reduction.template reduce_in_cta<Sum, 1>(deviations);
         sums[0] = shift;
@@ -761,18 +771,18 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
     // ---- y of the row, or of the one before
     const int64 row = output_first + place.row_in_cta;
     const int columns = place.columns(row, params.rows);
-    char* here = ring.take_again(params, output_first);
+    ring.take_again(params, output_first);
     const float own_shift = sums[0];
     reduction.receive(sums);
     const Normalization found = normalization_of<Config>(params, sums, scale, thread);
     tell_statistics<Config>(params, place, row, found);
     OutputRow<typename Config::Output, Config> y_out;
     y_out.begin({params.out, params.out_outer_stride, params.out_inner_stride}, params, row, place,
-                Config::out_in_slot ? here : shared + Config::out_at, ring.inputs.shift);
+                Config::out_in_slot ? ring.inputs.x.in_place(place) : shared + Config::out_at, ring.inputs.shift);
     const auto y_of = [&](int k) {
       const int slot = (k * threads + thread) * N;
       Vec<Held, N> value;
-      if constexpr (!held) value = ring.inputs.held_at(here, place, slot);
+      if constexpr (!held) value = ring.inputs.held_at(slot);
       Vec<typename Config::Residual, N> added;
       if constexpr (Config::added_after) added = ring.inputs.residual.at(slot);
       if constexpr (!affine_held) affine[0].load(affine_row, k * threads + thread, place.most_columns);

@@ -125,6 +125,19 @@ def compile_all(cases, limits) -> list[str]:
         return list(itertools.chain.from_iterable(found))
 
 
+@pytest.mark.parametrize("hidden", [4096, 16384, 65536])
+def test_layer_norm_has_registers_for_whatever_its_columns_and_residual_are(hidden):
+    # Kernels that keep eight Vecs of the weight and bias on their way, some of which are told to do with few registers.
+    types = (None, BFLOAT16, FLOAT32)
+    cases = [
+        Case(64, hidden, BFLOAT16, weight, BFLOAT16, True, operator, bias=bias, residual=residual)
+        for weight, bias in itertools.product(types, types)
+        for operator, residual in (("layer_norm", None), ("add_layer_norm", BFLOAT16), ("layer_norm_add", BFLOAT16))
+    ]
+    wrong = compile_all(cases, ARCHITECTURES[90])
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_configuration_compiles_within_the_limits(architecture):
     cases = compiled_cases(architecture)

@@ -359,6 +359,27 @@ def hold_large_mean(rows, hidden, static, rng):
             np.testing.assert_allclose(y[equal].astype(float), of_equal, 0.01, 0.01)
 
 
+@pytest.mark.parametrize("hidden", [1024, 4096, 4097, 5121, 16384])
+def test_what_a_thread_has_first_may_be_far_from_its_other_elements(hidden, rng):
+    # Kernels that take a row's moments in one pass begin with the mean of that.
+    config = forward_case("layer_norm", 1, hidden, BFLOAT16).specialise(ARCHITECTURES[90])[0].config
+    first = np.arange(hidden) < config.threads_per_row * config.vector
+    other = np.arange(hidden) % config.vector == 0
+    x = rng.standard_normal((6, hidden))
+    x += np.array([[1e3], [1e4], [-3e4], [0], [0], [0]]) * first
+    x *= np.where(np.array([[0], [1], [1], [0], [0], [0]]) & ~first, 1e-2, 1)
+    x[3] *= np.where(other, 1e3, 1)
+    x[4] *= np.where(first, 1e-4, 1)
+    x[5, 0] = 3e4
+    x = x.astype(reference.NUMPY_TYPES[BFLOAT16])
+    weight, bias = (reference.random_weight(rng, hidden, BFLOAT16) for _ in range(2))
+    expected = reference.forward(True, x, weight, bias, out=BFLOAT16)
+    with using(devices(90, seeds=())[0]):
+        y, mean, rstd = transformer_rtc.layer_norm(x, weight, bias, 1e-6, return_mean=True, return_rstd=True)
+    for name, found, dtype in (("out", y, BFLOAT16), ("mean", mean, FLOAT32), ("rstd", rstd, FLOAT32)):
+        reference.assert_within(found, expected[name], dtype, name)
+
+
 @BOTH
 @pytest.mark.parametrize("hidden", [3, 2000, 12289])  # 4 % of 12289 floats had a mean that rounding had moved
 def test_rows_of_equal_elements_have_no_variance_whatever_their_size(hidden, static, rng):

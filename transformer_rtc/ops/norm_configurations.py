@@ -34,7 +34,7 @@ class NormConfig(RowDivision):
     together : int
         Rows in shared memory that the same threads work on at a time: they share what is loaded of the weight and bias.
     bulk : bool
-        Whether a row that is taken in turn is sent for by one thread, where the device can (sm_90): more instructions
+        Whether a row that is taken in turn is sent for by one thread, which a device of sm_90 can: more instructions
         for others, and a later start.
     ragged : bool
         Whether no vector fits all rows, which are held as they lie in memory. They are taken in turn.
@@ -90,6 +90,7 @@ def _threads(vectors: int, steps: int) -> int:
     return 32 * math.ceil(vectors / (32 * steps))
 
 
+_BULK_ARCHITECTURE = 90
 # Shared memory that a kernel declares for its reductions, and the system's own.
 RESERVED_SHARED = 2048
 # Of the largest multiprocessor.
@@ -328,7 +329,7 @@ class _Division:
         self._vector = min(self.full, hidden & -hidden)
         self.ragged = self._vector < self.full and self._vector * self._narrowest < _RAGGED_BYTES
 
-    def config(self, entry: _Entry, clusters: bool) -> NormConfig:
+    def config(self, entry: _Entry, limits: DeviceLimits) -> NormConfig:
         """Return a table's configuration for this row.
 
         A row that is no whole vectors of 16 bytes is read by smaller ones; or it is ragged, where a CTA takes rows in
@@ -358,8 +359,8 @@ class _Division:
             threads = min(threads, 32 * math.ceil(share / (32 * steps)))
         if rows == 1 and (entry.stages or ctas > 1):
             threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
-        clusters = clusters and ctas > 1
-        bulk = ragged or (entry.bulk and vector == self.full)
+        clusters = _has_clusters(limits) and ctas > 1
+        bulk = limits.architecture >= _BULK_ARCHITECTURE and (ragged or (entry.bulk and vector == self.full))
         return NormConfig(
             threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, entry.together, bulk, ragged
         )
@@ -379,6 +380,10 @@ class _Division:
         return 32 * steps * math.ceil(self.vectors / (32 * steps * ctas))
 
 
+def _has_clusters(limits: DeviceLimits) -> bool:
+    return limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
+
+
 def _choose(
     entries: Sequence[_Entry],
     division: _Division,
@@ -387,14 +392,14 @@ def _choose(
     fits: Callable[[NormConfig], bool],
 ) -> NormConfig | None:
     """Return the first configuration that holds the row; without clusters, rather one CTA than several."""
-    clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
+    clusters = _has_clusters(limits)
     most_ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
     for several in (True,) if clusters else (False, True):
         for entry in entries:
             if division.vectors > entry.vectors or entry.ctas > (most_ctas if several else 1):
                 continue
             for stages in range(entry.stages, min(entry.stages, least_stages) - 1, -1):
-                config = division.config(entry._replace(stages=stages), clusters)
+                config = division.config(entry._replace(stages=stages), limits)
                 if config.slice * entry.ctas >= division.hidden and fits(config):
                     return config
     return None
@@ -452,13 +457,12 @@ def configure(
     if found is not None:
         return found
     # Too long to be held: chunks of four vectors a thread, read again.
-    clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
-    ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
+    ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if _has_clusters(limits) else limits.max_ctas_per_row
     share = math.ceil(division.vectors / ctas)
     chunks = math.ceil(share / (1024 * 4))
     threads = _threads(math.ceil(share / chunks), 4)
     for steps in (4, 2, 1):
-        config = division.config(_Entry(0, ctas, threads, steps), clusters)
+        config = division.config(_Entry(0, ctas, threads, steps), limits)
         # Outputs that no vector fits are put together in shared memory.
         staged = config.chunk * (output.bytes + (held.bytes if len(rows) > 1 else 0))
         # More accesses of a thread than 16, as of single elements of 16 bits, would spill.
@@ -511,15 +515,24 @@ def configure_backward(
 class Regions:
     """What a CTA keeps in dynamic shared memory, one region behind the other."""
 
-    def __init__(self, config: NormConfig, start: int = 0) -> None:
+    def __init__(self, config: NormConfig, start: int = 0, room: int = 0) -> None:
         self._columns = config.chunk * config.rows_per_cta
+        self._room = room
         self.bytes = start
 
     def add(self, dtype: DType) -> int:
         """Return where a region begins that holds a row of each of the CTA's rows."""
         start = self.bytes
-        self.bytes += -(-self._columns * dtype.bytes // 16) * 16
+        self.bytes += -(-self._columns * dtype.bytes // 16) * 16 + self._room
         return start
+
+
+# Behind a multiple of so many bytes, a ragged row that comes in bulk lies as in global memory (trtc::InputRow).
+_LINE = 128
+# Ragged rows' weight and bias are floats in shared memory where so many CTAs fit (bfloat16, LayerNorm, 4097: 0.79, and
+# 0.76 as they are; 5121, with three CTAs: 0.76 and 0.81; 12001, with one: 0.62 and 0.84); in the backward always,
+# whose rows take more room (5121: 0.77 and 0.71).
+_CTAS_BESIDE_FLOATS = 4
 
 
 class Slot:
@@ -545,7 +558,7 @@ class Slot:
         output: DType | None,
         sums: bool = False,
     ) -> None:
-        slot = Regions(config)
+        slot = Regions(config, room=_LINE if config.ragged and config.bulk else 0)
         self.at = [slot.add(dtype) for dtype in rows]
         self.slot_bytes = slot.bytes
         # In the place of the slot's first row, of which each thread has read its part.
@@ -554,8 +567,15 @@ class Slot:
         others = Regions(config, self.out_at)
         if output is not None and not self.out_in_slot:
             others.add(output)
-        # As the slots of a ragged row need them, in floats.
-        self.columns_at = [others.add(FLOAT32) if config.ragged else 0 for _ in columns]
+        self.float_columns = config.ragged and (
+            sums
+            or all(dtype is FLOAT32 for dtype in columns)
+            or 4 * config.chunk * len(columns) + others.bytes + config.reserved_shared
+            <= SHARED_OF_MULTIPROCESSOR // _CTAS_BESIDE_FLOATS
+        )
+        self.columns_at = [
+            others.add(FLOAT32 if self.float_columns else dtype) if config.ragged else 0 for dtype in columns
+        ]
         self.bytes = others.bytes
         if sums and config.rows_per_cta > 1:
             self.bytes = max(self.bytes, 4 * config.chunk * config.rows_per_cta)
