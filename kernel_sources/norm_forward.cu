@@ -445,10 +445,10 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
   using Reduction = RowReduction<threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
                                  together * values, Config::repeats, Config::repeats || Config::row_scaled ? 2 : 1>;
   constexpr bool has_affine = Config::has_weight || Config::has_bias;
+  constexpr bool one_pass = one_pass_of<Config>();
   // Vecs of the weight and bias that are on their way while others are used, the first ones while the sums are
   // exchanged: hides the L2 cache's latency. All 8 gave LayerNorm of bfloat16, 65536, 0.869 of a copy instead of 0.790;
   // larger CTAs have no registers for them, and where each serves several rows, half of them last as long.
-  constexpr bool one_pass = one_pass_of<Config>();
   constexpr bool all_ahead = Config::centred && together == 1 && threads <= 256;
   constexpr int in_flight = steps == 8 && !Config::repeats ? (all_ahead ? 8 : 4) : steps > 1 ? 2 : 1;
 
