@@ -237,9 +237,9 @@ struct DeviationSums {
 // threads when they have found it. Its shift is the mean of its first Vec but for the largest and the smallest element,
 // so that a single one far from the others does not move it; in the elements' type, so that most differences are exact.
 // Even where more than one are far, it is at most sqrt(steps * N / (N - 2)) standard deviations from the mean of
-// `steps` Vecs, and the squares of eight lose 3.4 of 24 bits, in their sum alone: what moves it errs by less than u.
-// For rows and outputs of 16 bits, whose kernels have no instruction to spare (bfloat16, 65536: 18.7 an element instead
-// of 20.6).
+// `steps` Vecs, and the squares of eight lose 3.4 of 24 bits, in their sum alone: what moves it errs by 2 u.
+// For rows of 16 bits and outputs of 16 or fewer, whose kernels have no instruction to spare (bfloat16, 65536: 18.7 an
+// element instead of 20.6).
 template <class Config>
 struct ThreadMoments {
   enum : int { N = Config::vector };
@@ -286,7 +286,7 @@ struct ThreadMoments {
     const float both = exact_sum(sum, moved_sum, of_both);
     found[0] = moved_sum + of_sum;
     found[1] = fused_multiply_add(offset, both, sums.of_row[1]) +
-               fused_multiply_add(offset, of_both + of_sum, 2.0f * moved_sum * of_offset);
+               fused_multiply_add(offset, of_both + of_sum, both * of_offset);
   }
 
  private:

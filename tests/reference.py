@@ -13,10 +13,10 @@ the addition of eps err by u each. The root halves all that. rstd is kept as a p
 
 mean. It is a shift within LONGEST u of the mean of magnitudes, and the mean of the deviations from that, each exact or
 within u: SUM u of the mean of their magnitudes. The sum of squares about the shift is as much larger as the shift's
-error squared. LayerNorm of 16-bit rows and outputs first sums each thread's deviations from a shift of its own. They
-are as large as those from the mean, but where several elements of its first Vec, and none of its others, are far from
-the mean: there up to 1 + steps N / (N - 2) times as large, and overflow as much earlier. Of rows made so, rstd erred by
-up to 3 times what is counted here and the mean by up to 1.7 times; y, of 16 bits, never by more than is counted.
+error squared. LayerNorm of 16-bit rows and outputs of no more first sums each thread's deviations from a shift of its
+own. They are as large as those from the mean, but where several elements of its first Vec, and none of its others, are
+far from the mean: there up to 1 + steps N / (N - 2) times as large, and overflow as much earlier. Of rows made so, rstd
+erred by up to 3 times what is counted here and the mean by up to 1.7 times; y never by more than is counted.
 
 y. A deviation errs by u in each of two subtractions and by the mean's error, weight + offset by u. The two products err
 by u together where y is float32, for the first one's error is corrected; elsewhere by u each, and by u because rstd is

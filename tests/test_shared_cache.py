@@ -92,7 +92,7 @@ def start_writer(cache: DiskCache) -> subprocess.Popen:
     script = (
         "import sys, time; from transformer_rtc import cache\n"
         "class File:\n"
-        "    def __init__(self, *a): self.file = open(*a)\n"
+        "    def __init__(self, *a, **k): self.file = open(*a, **k)\n"
         "    def __enter__(self): return self\n"
         "    def __exit__(self, *_): pass\n"
         "    def write(self, data): self.file.write(data[:8]); self.file.flush(); print(flush=True); time.sleep(600)\n"
@@ -124,6 +124,68 @@ def test_what_a_killed_writer_leaves_is_abandoned_and_what_a_writer_has_is_not(c
         for process in writers:
             process.kill()
             process.communicate()
+
+
+def test_a_locked_file_has_a_writer_however_old_it_is(cache):
+    cache.put("kernel", OTHER, PAYLOAD, {})
+    writer = start_writer(cache)
+    try:
+        (name,) = half_written(cache)
+        os.utime(os.path.join(cache.folder, name), (1, 1))
+        assert cache.abandoned() == []
+    finally:
+        writer.kill()
+        writer.communicate()
+    assert cache.abandoned() == [name]
+
+
+def test_who_looks_at_a_file_does_not_take_its_lock(cache, monkeypatch):
+    """A writer that finds its file locked waits until whoever looks has looked."""
+    flock, seen = fcntl.flock, []
+
+    def busy_twice(descriptor, operation):
+        seen.append(operation)
+        if len(seen) <= 2:
+            raise BlockingIOError(errno.EWOULDBLOCK, "busy")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", busy_twice)
+    cache.put("kernel", KEY, PAYLOAD, {})
+    assert len(seen) == 3 and cache.writable and cache.get("kernel", KEY) == PAYLOAD
+    assert not cache_module._held
+
+
+def test_what_another_host_takes_for_abandoned_is_written_again(cache, monkeypatch):
+    replace, deleted = os.replace, []
+
+    def deleted_once(source, target):
+        if not deleted:
+            deleted.append(source)
+            os.unlink(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", deleted_once)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.put("kernel", KEY, PAYLOAD, {})
+    assert deleted and cache.writable and cache.get("kernel", KEY) == PAYLOAD
+    assert half_written(cache) == [] and not cache_module._held
+
+
+def test_a_child_does_not_keep_the_lock_of_its_parents_file(cache, monkeypatch):
+    replace = os.replace
+
+    def forked(source, target):
+        child = os.fork()
+        if child == 0:
+            os._exit(1 if cache_module._held else 0)
+        assert len(cache_module._held) == 1
+        assert os.waitpid(child, 0)[1] == 0
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", forked)
+    cache.put("kernel", KEY, PAYLOAD, {})
+    assert cache.get("kernel", KEY) == PAYLOAD and not cache_module._held
 
 
 def test_without_locks_only_its_age_says_that_a_file_is_abandoned(cache, monkeypatch):

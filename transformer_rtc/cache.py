@@ -31,8 +31,8 @@ _TEMPORARY_NAME = r"[^/]+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp"
 _LOCK_DIGITS = 3
 _LOCK_SECONDS = 30.0  # longer than a compile takes on a host with more processes than cores
 _TOUCH_SECONDS = 24 * 3600.0  # how rarely a hit is noted, for what is evicted first
-# What a writer leaves that was killed is seen by its lock; by its age where there are no locks, or without waiting.
-_WRITING_SECONDS = 0.5  # far longer than one that lives has its file without its lock
+# What a writer leaves that was killed is told by its lock; by its age where there are none, or nobody looks at them.
+_WRITING_SECONDS = 0.5  # far longer than a writer has its file before its lock
 _ABANDONED_SECONDS = 3600.0
 
 
@@ -176,6 +176,24 @@ def _name(stem: str, key: str) -> str:
 
 # A lock lasts until its last descriptor is closed: a forked child must not keep its parent's.
 _held: set[int] = set()
+
+
+def _lock_own(descriptor: int) -> None:
+    """Lock a file that nobody else writes, but others may look at for a moment."""
+    with contextlib.suppress(OSError):
+        for _ in range(5):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.001)
+
+
+def _close(descriptor: int) -> None:
+    """Close one of those that a child must not keep, once."""
+    if descriptor in _held:
+        _held.discard(descriptor)
+        os.close(descriptor)
 
 
 def _close_in_child() -> None:
@@ -354,15 +372,29 @@ class DiskCache:
 
     def _write(self, name: str, data: bytes) -> None:
         path = os.path.join(self.folder or "", name)
+        try:
+            self._write_beside(path, data)
+        except FileNotFoundError:  # another host, which sees no lock of ours, took us for dead
+            self._write_beside(path, data)
+
+    def _write_beside(self, path: str, data: bytes) -> None:
         beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         try:
             # Never writable by others, whatever the umask; readable as far as it lets.
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            with open(descriptor, "wb") as file:
-                with contextlib.suppress(OSError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                file.write(data)
-            os.replace(beside, path)
+            descriptor = lock = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            _held.add(descriptor)
+            try:
+                lock = os.dup(descriptor)
+                _held.add(lock)
+                _lock_own(lock)
+                # Closed before it has its name, which other hosts of an NFS rely on.
+                with open(descriptor, "wb", closefd=False) as file:
+                    file.write(data)
+                _close(descriptor)
+                os.replace(beside, path)
+            finally:
+                _close(descriptor)
+                _close(lock)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(beside)
@@ -461,17 +493,17 @@ class DiskCache:
         return sorted(seen)
 
     def _has_no_writer(self, name: str, used: float) -> bool:
-        if time.time() - used > _ABANDONED_SECONDS:
-            return True
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(os.path.join(self.folder or "", name), flags)
         except OSError:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # it is locked, or nothing can be
+        except BlockingIOError:
             return False
+        except OSError:  # there are no locks
+            return time.time() - used > _ABANDONED_SECONDS
         finally:
             os.close(descriptor)
         return True

@@ -264,7 +264,9 @@ class Kernel:
             )
         except DriverError as error:
             # Asked only now: it takes as long as the launch.
-            if not isinstance(self.device, int) or _native.stream_on_device(self.device, stream):
+            if "CUDA_ERROR_INVALID_HANDLE" not in str(error) or not isinstance(self.device, int):
+                raise
+            if _native.stream_on_device(self.device, stream):
                 raise
             raise ArgumentError(
                 f"{self.symbol}: stream belongs to another device or context than {self.where}"

@@ -359,10 +359,18 @@ def hold_large_mean(rows, hidden, static, rng):
             np.testing.assert_allclose(y[equal].astype(float), of_equal, 0.01, 0.01)
 
 
-@pytest.mark.parametrize("hidden", [1024, 4096, 4097, 5121, 16384])
-def test_what_a_thread_has_first_may_be_far_from_its_other_elements(hidden, rng):
+@pytest.mark.parametrize(
+    "hidden, dtype, out",
+    [
+        (1024, BFLOAT16, BFLOAT16), (4096, FLOAT16, FLOAT16), (4096, BFLOAT16, FLOAT8_E4M3), (4097, BFLOAT16, BFLOAT16),
+        (5121, FLOAT16, BFLOAT16), (16384, BFLOAT16, BFLOAT16), (32768, FLOAT16, FLOAT16), (65536, BFLOAT16, BFLOAT16),
+        (262144, BFLOAT16, FLOAT16),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("operator", ["layer_norm", "add_layer_norm"])
+def test_what_a_thread_has_first_may_be_far_from_its_other_elements(operator, hidden, dtype, out, rng):
     # Kernels that take a row's moments in one pass begin with the mean of that.
-    config = forward_case("layer_norm", 1, hidden, BFLOAT16).specialise(ARCHITECTURES[90])[0].config
+    config = forward_case(operator, 1, hidden, dtype, out=out).specialise(ARCHITECTURES[90])[0].config
     first = np.arange(hidden) < config.threads_per_row * config.vector
     other = np.arange(hidden) % config.vector == 0
     x = rng.standard_normal((6, hidden))
@@ -371,13 +379,18 @@ def test_what_a_thread_has_first_may_be_far_from_its_other_elements(hidden, rng)
     x[3] *= np.where(other, 1e3, 1)
     x[4] *= np.where(first, 1e-4, 1)
     x[5, 0] = 3e4
-    x = x.astype(reference.NUMPY_TYPES[BFLOAT16])
-    weight, bias = (reference.random_weight(rng, hidden, BFLOAT16) for _ in range(2))
-    expected = reference.forward(True, x, weight, bias, out=BFLOAT16)
+    kind = reference.NUMPY_TYPES[dtype]
+    x = x.astype(kind)
+    weight, bias = (reference.random_weight(rng, hidden, dtype) for _ in range(2))
+    expected = reference.forward(True, x, weight, bias, out=out)
+    given = [x] if operator == "layer_norm" else [x, np.zeros_like(x)]
+    options = {"return_mean": True, "return_rstd": True, "out_dtype": reference.NUMPY_TYPES[out]}
+    if out is FLOAT8_E4M3:
+        options["scale"] = np.ones(1, np.float32)
     with using(devices(90, seeds=())[0]):
-        y, mean, rstd = transformer_rtc.layer_norm(x, weight, bias, 1e-6, return_mean=True, return_rstd=True)
-    for name, found, dtype in (("out", y, BFLOAT16), ("mean", mean, FLOAT32), ("rstd", rstd, FLOAT32)):
-        reference.assert_within(found, expected[name], dtype, name)
+        found = getattr(transformer_rtc, operator)(*given, weight, bias, 1e-6, **options)
+    for name, array, of in (("out", found[0], out), ("mean", found[-2], FLOAT32), ("rstd", found[-1], FLOAT32)):
+        reference.assert_within(array, expected[name], of, name)
 
 
 @BOTH
