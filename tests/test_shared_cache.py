@@ -87,8 +87,22 @@ def test_who_is_killed_blocks_nobody_and_costs_one_compile(tmp_path, rng):
     assert killed
 
 
+def start(script: str, cache: DiskCache, key: str, told: str) -> subprocess.Popen:
+    """Return a process that is given the folder and a key, once it has told so much."""
+    process = subprocess.Popen([sys.executable, "-c", script, cache.folder, key], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == f"{told}\n"
+    return process
+
+
+def without_locks(monkeypatch, code: int) -> None:
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+
+
 def start_writer(cache: DiskCache) -> subprocess.Popen:
-    """Return a process that writes an entry, and is killed before it has its name."""
+    """Return a process that writes an entry until it is killed."""
     script = (
         "import sys, time; from transformer_rtc import cache\n"
         "class File:\n"
@@ -96,13 +110,10 @@ def start_writer(cache: DiskCache) -> subprocess.Popen:
         "    def __enter__(self): return self\n"
         "    def __exit__(self, *_): pass\n"
         "    def write(self, data): self.file.write(data[:8]); self.file.flush(); print(flush=True); time.sleep(600)\n"
-        "    def fileno(self): return self.file.fileno()\n"
         "cache.open = File\n"
         "cache.DiskCache(sys.argv[1]).put('kernel', sys.argv[2], b'code', {})"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, cache.folder, KEY], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "\n"
-    return process
+    return start(script, cache, KEY, "")
 
 
 def half_written(cache: DiskCache) -> list[str]:
@@ -189,10 +200,7 @@ def test_a_child_does_not_keep_the_lock_of_its_parents_file(cache, monkeypatch):
 
 
 def test_without_locks_only_its_age_says_that_a_file_is_abandoned(cache, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", fail)
+    without_locks(monkeypatch, errno.ENOLCK)
     cache.put("kernel", KEY, PAYLOAD, {})
     assert cache.get("kernel", KEY) == PAYLOAD
     path = cache.path("kernel", OTHER) + ".1.0123abcd.tmp"
@@ -210,9 +218,7 @@ def hold(cache: DiskCache, key: str) -> subprocess.Popen:
         "with DiskCache(sys.argv[1]).claim('kernel', sys.argv[2]) as found:\n"
         "    print(found, flush=True); time.sleep(600)"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, cache.folder, key], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "None\n"
-    return process
+    return start(script, cache, key, "None")
 
 
 def test_a_lock_is_waited_for_no_longer_than_allowed(cache):
@@ -309,10 +315,7 @@ def test_a_hit_takes_no_lock_and_lists_nothing(cache, monkeypatch):
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF])
 def test_a_file_system_without_locks_is_gone_on_without(cache, monkeypatch, code):
-    def fail(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", fail)
+    without_locks(monkeypatch, code)
     with cache.claim("kernel", KEY) as found:
         assert found is None
     cache.put("kernel", KEY, PAYLOAD, {})

@@ -300,8 +300,7 @@ class DiskCache:
                     # A byte in the lock's file, which takes no room, tells others that they would wait for nothing.
                     if (os.fstat(descriptor).st_size > 0) == self._writable:
                         os.ftruncate(descriptor, 0 if self._writable else 1)
-                _held.discard(descriptor)
-                os.close(descriptor)
+                _close(descriptor)
 
     def _open_lock(self, key: str) -> int | None:
         if not self._writable or self._own is None:

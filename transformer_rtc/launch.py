@@ -264,9 +264,12 @@ class Kernel:
             )
         except DriverError as error:
             # Asked only now: it takes as long as the launch.
-            if "CUDA_ERROR_INVALID_HANDLE" not in str(error) or not isinstance(self.device, int):
-                raise
-            if _native.stream_on_device(self.device, stream):
+            foreign = (
+                "CUDA_ERROR_INVALID_HANDLE" in str(error)
+                and isinstance(self.device, int)
+                and not _native.stream_on_device(self.device, stream)
+            )
+            if not foreign:
                 raise
             raise ArgumentError(
                 f"{self.symbol}: stream belongs to another device or context than {self.where}"
