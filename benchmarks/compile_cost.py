@@ -174,7 +174,7 @@ def measure_compiles(architecture: int, repeat: int) -> dict[str, Any]:
             for times, (_, _, _, spec) in zip(cold, cases, strict=True):
                 empty.append(compile_once("empty", EMPTY, architecture)[0])
                 # The options that users get, and ptxas's report, which takes 2 % at most.
-                options = (*spec.options, "-Xptxas=-v")
+                options = (*spec.options, compiler.REPORT)
                 milliseconds, compiled = compile_once(spec.symbol, spec.program, architecture, *options)
                 times.append(milliseconds)
                 size = len(compiled.image)

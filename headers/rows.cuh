@@ -134,7 +134,7 @@ struct InputRow {
   // else 0. Of a ragged row there must be memory of the same array before it and behind it.
   template <class Params>
   TRTC_DEVICE int bulk_bytes(const Params& params, int64 row, int shift, int columns) const {
-    const bool is_edge = Config::ragged && (row == 0 || is_end(params, row));
+    const bool is_edge = Config::ragged && (is_begin(row) || is_end(params, row));
     const bool fits = Vec<T, N>::bytes >= 16 && columns > 0 && !is_edge && is_whole(of(params, row) - shift);
     return fits ? (columns + shift + N - 1) / N * Vec<T, N>::bytes : 0;
   }
@@ -154,7 +154,7 @@ struct InputRow {
                          int columns) const {
     const T* from = of(params, row) - shift;
     T* const to_row = row_in(region, place, from);
-    const bool ends = Config::ragged && is_end(params, row);
+    const bool begins = Config::ragged && shift > 0 && is_begin(row), ends = Config::ragged && is_end(params, row);
     if constexpr (Vec<T, N>::bytes >= 4) {
       if (is_whole(from)) {
         constexpr int stride = Config::threads * N;
@@ -168,16 +168,19 @@ struct InputRow {
           } else {
             const int end = min(max(left - k * stride, 0), static_cast<int>(N));
             const int before = Config::ragged && k == 0 && place.thread == 0 ? shift : 0;
-            if (!ends || end == 0 || end == N) {
+            const bool is_first = k == 0 && begins && place.thread == 0;
+            if (!is_first && (!ends || end == 0 || end == N)) {
               copy_async_part<Vec<T, N>::bytes>(to + k * stride, end > 0 ? of_thread + k * stride : from,
                                                 before * sizeof(T), end * sizeof(T));
             }
           }
         }
-        if (ends) {
-          const int last = (columns + shift) / N;
-          if (last % Config::threads == place.thread && last * N < columns + shift) {
-            fetch_each(to_row, from, last * N, shift, columns);
+        const int last = (columns + shift) / N;
+#pragma unroll 1
+        for (int edge = begins ? 0 : 1; edge <= (ends ? 1 : 0); ++edge) {
+          const int vec = edge * last;
+          if (vec % Config::threads == place.thread && vec * N < columns + shift) {
+            fetch_each(to_row, from, vec * N, shift, columns);
           }
         }
         return;
@@ -209,8 +212,9 @@ struct InputRow {
  private:
   // Whether every Vec of a row, which begins with the slot at `from`, is aligned.
   TRTC_DEVICE bool is_whole(const T* from) const { return Config::ragged ? rows_aligned<T, N>(from, 0, 0) : aligned; }
-  // Behind any row but the last there is memory of the same array, if rows are apart. What follows the last one's end
-  // must not be touched, as a copy of a part of a Vec does (compute-sanitizer).
+  // Before any row but the first and behind any but the last there is memory of the same array, if rows are apart. What
+  // is beyond must not be touched, as a copy of a part of a Vec does (compute-sanitizer).
+  TRTC_DEVICE bool is_begin(int64 row) const { return !apart || row == 0; }
   template <class Params>
   TRTC_DEVICE bool is_end(const Params& params, int64 row) const {
     return !apart || row + 1 >= params.rows;

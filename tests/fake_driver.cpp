@@ -206,6 +206,12 @@ API int cuCtxPushCurrent_v2(Context* context) {
   stack[depth++] = context;
   return 0;
 }
+API int cuCtxSetCurrent(Context* context) {
+  // In the place of what is current; null: of nothing.
+  if (depth > 0) --depth;
+  if (context != nullptr) stack[depth++] = context;
+  return 0;
+}
 API int cuCtxPopCurrent_v2(Context** context) {
   *context = stack[--depth];
   return 0;

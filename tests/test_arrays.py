@@ -382,3 +382,33 @@ def test_rows_are_divided_exactly_by_every_small_number_and_around_powers_of_two
         largest = (2**31 - 1) // d * d
         for n in (0, 1, d - 1, d, d + 1, largest - 1, largest, 2**31 - 1):
             assert quotient(n, magic, shift) == n // d
+
+
+def test_the_callers_context_stays_current_whatever_jax_makes_current(fake_driver):
+    script = """
+    import types
+    class Array:
+        __module__ = "jaxlib.xla"
+        __dlpack_device__ = lambda self: (2, 0)
+        def __dlpack__(self, **options):
+            _native.set_current_context(other)
+            return x.__dlpack__(**options)
+    def from_dlpack(array):
+        assert _native.current_context() == before
+        _native.set_current_context(other)
+        made.append(array)
+        return array
+    jax = sys.modules["jax"] = types.ModuleType("jax")
+    jax.Array, jax.core = Array, types.SimpleNamespace(Tracer=type("Tracer", (), {}))
+    jax.dlpack = types.SimpleNamespace(from_dlpack=from_dlpack)
+    contexts = [ctypes.c_size_t(), ctypes.c_size_t()]
+    for device, context in enumerate(contexts):
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    first, other = (context.value for context in contexts)
+    x, made = array(4, 64), []
+    for before in (0, first, other):
+        _native.set_current_context(before)
+        t.rms_norm(Array())
+        print(_native.current_context() == before, len(made))
+    """
+    assert fake_driver(script) == ["True 1", "True 2", "True 3"]

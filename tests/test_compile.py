@@ -80,7 +80,7 @@ def complaints(name: str, stage, limits) -> list[str]:
     spec, rule = stage
     architecture = limits.architecture
     program = spec.program
-    options = (*spec.options, "-Xptxas=-v")
+    options = (*spec.options, compiler.REPORT)
     try:
         compiled = compiler.compile_program(spec.symbol, program, sources.included(program), options, architecture)
     except CompileError as error:
@@ -270,7 +270,7 @@ def test_the_longest_rows_leave_room_for_their_sums(architecture, hidden, dtype,
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_general_kernels_compile_with_next_to_no_spills(architecture):
     program = FAMILY.static_program()
-    compiled = compiler.compile_program("static", program, sources.included(program), ("-Xptxas=-v",), architecture)
+    compiled = compiler.compile_program("static", program, sources.included(program), (compiler.REPORT,), architecture)
     assert compiled.kind == "cubin" and b".nv.global" not in compiled.image
     info = kernel_info(compiled.image)
     for kernel, rule in {stage for case in CASES for stage in case.general_stages()}:

@@ -15,7 +15,7 @@ import pytest
 
 from transformer_rtc import settings as settings_module
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.compiler import Compiled
+from transformer_rtc.compiler import REPORT, Compiled
 from transformer_rtc.errors import (
     CompileError,
     CompilerNotFoundError,
@@ -331,7 +331,7 @@ def test_log_2_prints_program_and_report_and_changes_no_key(make, compile_progra
     make(log=2).get(FIRST, 0)
     text = capsys.readouterr().err
     assert FIRST.program in text and "\nlog\n" in text
-    assert compile_program.calls[0][2] == ("-Xptxas=-v",)
+    assert compile_program.calls[0][2] == (REPORT,)
     make(on_compile="error").get(FIRST, 0)
 
 

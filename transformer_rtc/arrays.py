@@ -328,6 +328,16 @@ class DeviceArray:
         return _native.to_dlpack(self._buffer, self.shape, self._dtype)
 
 
+@contextlib.contextmanager
+def _context_kept() -> Iterator[None]:
+    """Keep this thread's current context, whatever another package makes current, as JAX does its array's device."""
+    context = _native.current_context()
+    try:
+        yield
+    finally:
+        _native.set_current_context(context)
+
+
 class _Protocol(_Framework):
     # Whatever speaks DLPack or the CUDA array interface. Outputs are DeviceArrays.
     def __init__(self, accepted: Mapping[str, tuple[DType, ...]]) -> None:
@@ -351,10 +361,11 @@ class _Protocol(_Framework):
             if self.capturing:
                 waiting = -1  # a graph cannot wait for what is outside: whoever replays it does
             try:
-                try:
-                    capsule = array.__dlpack__(stream=waiting, max_version=(1, 0))
-                except TypeError:  # a producer of the protocol's first version
-                    capsule = array.__dlpack__(stream=waiting)
+                with _context_kept() if device_type in _ON_GPU else contextlib.nullcontext():
+                    try:
+                        capsule = array.__dlpack__(stream=waiting, max_version=(1, 0))
+                    except TypeError:  # a producer of the protocol's first version
+                        capsule = array.__dlpack__(stream=waiting)
                 view = RawView(*_native.read_dlpack(capsule))
             except Exception as error:  # another package's code
                 raise ArgumentError(f"{argument} gives no access to its memory: {error}") from error
@@ -434,10 +445,12 @@ class _Jax(_Protocol):
             _in_flight.append((event, [*arrays, *self._held]))
         outputs = super().finish(outputs, stream, arrays)
         from_dlpack = sys.modules["jax"].dlpack.from_dlpack
-        return tuple(from_dlpack(output) for output in outputs)
+        with _context_kept():
+            return tuple(from_dlpack(output) for output in outputs)
 
     def from_host(self, array: np.ndarray[Any, Any], dtype: int) -> object:
-        return sys.modules["jax"].numpy.asarray(super().from_host(array, dtype))
+        jax = sys.modules["jax"]
+        return jax.device_put(super().from_host(array, dtype), jax.local_devices(backend="cpu")[0])
 
 
 # Of each package: whose arrays they are, and their type.

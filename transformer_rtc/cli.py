@@ -303,7 +303,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     architecture = _architecture(arguments.architecture)
     start = time.perf_counter()
     made = compiler.compile_program(
-        spec.symbol, program, sources.included(program), (*spec.options, "-Xptxas=-v"), architecture
+        spec.symbol, program, sources.included(program), (*spec.options, compiler.REPORT), architecture
     )
     elapsed = (time.perf_counter() - start) * 1e3
     entries = re.findall(r"Compiling entry function '([^']+)'", made.log)

@@ -13,10 +13,23 @@ from typing import NamedTuple
 
 from .errors import ArgumentError, CompileError, CompilerNotFoundError
 
-__all__ = ["OPTIONS", "Compiled", "compile_program", "compiler_identity", "file_identity", "installed", "versions"]
+__all__ = [
+    "OPTIONS",
+    "REPORT",
+    "Compiled",
+    "compile_program",
+    "compiler_identity",
+    "file_identity",
+    "installed",
+    "versions",
+]
 
 # Contraction is off, so that a fused multiply-add is only where a kernel names it and every compiler computes the same.
 OPTIONS = ("--std=c++17", "--fmad=false")
+# Makes the log a resource report.
+REPORT = "-Xptxas=-v"
+# Where there is a driver, NVRTC of this version and later keeps a cache of its own, which has no logs.
+_CACHING = (12, 9)
 
 # Where NVRTC comes from, by the major version of the bindings, which decides the library that they open.
 _DISTRIBUTIONS = {"12": "nvidia_cuda_nvrtc_cu12", "13": "nvidia_cuda_nvrtc"}
@@ -39,7 +52,7 @@ class Compiled(NamedTuple):
     kind : str
         ``"cubin"``, or ``"ptx"`` for an architecture NVRTC does not know yet: the driver compiles it when it loads.
     log : str
-        NVRTC's log; with ``-Xptxas=-v`` among the options, the resource report.
+        NVRTC's log; with `REPORT` among the options, the resource report.
     compiler : str
         The identity of what really compiled it.
     """
@@ -157,6 +170,7 @@ class _Nvrtc:
             ) from error
         self.nvrtc = nvrtc
         self.version = ".".join(map(str, version))
+        self.caches = tuple(version) >= _CACHING
         _, self.architectures = nvrtc.nvrtcGetSupportedArchs()
         if (
             path
@@ -297,6 +311,8 @@ def compile_program(
         kind = "ptx" if ptx or newest != architecture else "cubin"
         target = f"compute_{newest}" if kind == "ptx" else f"sm_{architecture}"
         all_options = (f"--gpu-architecture={target}", *OPTIONS, *options)
+        if REPORT in options and opened.caches:
+            all_options += ("--no-cache",)
         result, handle = nvrtc.nvrtcCreateProgram(
             program.encode(),
             # NVRTC looks for includes beside the program too: there is nothing in this folder.

@@ -491,7 +491,7 @@ class KernelManager:
             from .simulator import toolchain
 
             return toolchain.compile_program(spec.symbol, program, headers, spec.options, target)
-        report = ("-Xptxas=-v",) if self._settings.log >= 2 else ()
+        report = (compiler.REPORT,) if self._settings.log >= 2 else ()
         return self._compile_program(spec.symbol, program, headers, (*spec.options, *report), target.architecture)
 
     def _load(

@@ -20,7 +20,7 @@ def two():
     if _native.device_count() < 2:
         pytest.skip("this machine has one GPU")
     yield
-    # JAX's from_dlpack leaves its array's device current, and the next test makes its streams on the first.
+    # JAX makes its array's device current, and the next test makes its streams on the first.
     pytest.importorskip("torch").cuda.set_device(0)
 
 
@@ -145,7 +145,9 @@ def test_cupy_and_jax_on_the_second_device(cold):
         np.testing.assert_allclose(cupy.asnumpy(y), host, rtol=1e-5)
     jax = FRAMEWORKS["jax"]().module
     x = jax.device_put(host, jax.devices()[1])
+    before = current_context()
     y = rms_norm(x)
+    assert current_context() == before
     assert y.devices() == {jax.devices()[1]}
     np.testing.assert_allclose(np.asarray(y), host, rtol=1e-5)
     assert cold.counts["load"] == 1

@@ -423,6 +423,15 @@ def test_jax_refuses_out_and_tracers_and_keeps_inputs_alive(rng):
     np.testing.assert_array_equal(bits(kind.host(y)), bits(expected))
 
 
+def test_a_jax_array_of_the_host_comes_back_to_the_host(rng):
+    jax = FRAMEWORKS["jax"]().module
+    x, weight = inputs(rng, Case(6, 1000, BFLOAT16, BFLOAT16, BFLOAT16, False))
+    cpu = jax.local_devices(backend="cpu")[0]
+    y = rms_norm(jax.device_put(x, cpu), jax.device_put(weight, cpu))
+    assert y.devices() == {cpu}
+    np.testing.assert_array_equal(bits(np.asarray(y)), bits(rms_norm(x, weight)))
+
+
 def test_an_array_of_another_framework_comes_back_as_our_own(torch, rng):
     x, _ = inputs(rng, Case(6, 1000, FLOAT32, None, FLOAT32, False))
     tensor = torch.from_numpy(x).cuda()

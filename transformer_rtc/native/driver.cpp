@@ -298,12 +298,18 @@ void Event::precede(CUstream stream) const {
   check(driver().cuStreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent");
 }
 
-int current_device() {
-  if (device_count() == 0) throw PackageError{"DeviceNotFoundError", "the driver sees no CUDA device"};
-  CUdevice handle = 0;
+CUcontext current_context() {
   CUcontext context = nullptr;
   check(driver().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
-  if (context == nullptr) return 0;
+  return context;
+}
+
+void set_current_context(CUcontext context) { check(driver().cuCtxSetCurrent(context), "cuCtxSetCurrent"); }
+
+int current_device() {
+  if (device_count() == 0) throw PackageError{"DeviceNotFoundError", "the driver sees no CUDA device"};
+  if (current_context() == nullptr) return 0;
+  CUdevice handle = 0;
   check(driver().cuCtxGetDevice(&handle), "cuCtxGetDevice");
   for (int ordinal = 0; ordinal < device_count(); ++ordinal) {
     CUdevice other = -1;

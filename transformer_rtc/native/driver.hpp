@@ -60,6 +60,7 @@ struct CUlaunchConfig {
   X(cuCtxGetDevice, (CUdevice*))                                                  \
   X(cuPointerGetAttribute, (void*, int, CUdeviceptr))                             \
   X(cuCtxGetCurrent, (CUcontext*))                                                \
+  X(cuCtxSetCurrent, (CUcontext))                                                 \
   X(cuCtxPushCurrent_v2, (CUcontext))                                             \
   X(cuCtxPopCurrent_v2, (CUcontext*))                                             \
   X(cuModuleLoadData, (CUmodule*, const void*))                                   \
@@ -292,6 +293,8 @@ class Event {
 
 // The device whose context is current in this thread; device 0 where none is.
 int current_device();
+CUcontext current_context();
+void set_current_context(CUcontext context);
 // The device whose memory an address is in. Throws ArgumentError where it is no device memory.
 int pointer_device(CUdeviceptr pointer);
 // Whether a stream belongs to a device's primary context, as every stream of the CUDA runtime does.

@@ -226,6 +226,9 @@ PYBIND11_MODULE(_native, module) {
     return bytes;
   });
   module.def("current_device", &current_device);
+  module.def("current_context", [] { return reinterpret_cast<uintptr_t>(current_context()); });
+  module.def("set_current_context",
+             [](uintptr_t context) { set_current_context(reinterpret_cast<CUcontext>(context)); });
   module.def("pointer_device", [](uintptr_t pointer) { return pointer_device(pointer); });
   module.def("stream_on_device",
              [](int ordinal, uintptr_t stream) { return stream_on_device(ordinal, as_stream(stream)); });
