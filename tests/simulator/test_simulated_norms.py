@@ -121,6 +121,15 @@ def test_each_gradient_has_the_same_bits_whatever_else_is_asked_for(operator, hi
             assert_same_bits(results, {name: everything[name] for name in results}, f"{wanted}")
 
 
+@pytest.mark.parametrize(("hidden", "rows"), [(40, 4100), (256, 2100), (512, 1100), (8192, 50), (16384, 130)])
+def test_statistics_are_those_of_their_rows_however_many_a_cta_takes_in_turn(hidden, rows, rng):
+    # Of bfloat16, whose lanes bring those of many turns at once: more rows than two such batches, and no whole one.
+    case = backward_case("layer_norm_backward", rows, hidden, BFLOAT16, rstd=True)
+    given = calls.make_inputs(rng, case)
+    device = SimulatedDevice(90, multiprocessors=1)
+    calls.hold_within(case, run(device, case, given), calls.expect(case, given))
+
+
 @pytest.mark.parametrize("hidden", [100, 4096])
 def test_statistics_of_the_forward_call_are_those_that_backward_finds(hidden, rng):
     case = backward_case("layer_norm_backward", 9, hidden, FLOAT32)

@@ -384,6 +384,7 @@ class BackwardSpec(_RowSpec):
             "has_dbias": self.dbias,
             "has_dresidual": "dresidual" in self._rows,
             "has_statistics": self.statistics,
+            "statistics_ahead": self.config.statistics_ahead,
             "repeats": True,
         }
         slot = self._slot
