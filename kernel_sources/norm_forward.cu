@@ -449,8 +449,7 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
   // Vecs of the weight and bias that are on their way while others are used, the first ones while the sums are
   // exchanged: hides the L2 cache's latency. All 8 gave LayerNorm of bfloat16, 65536, 0.869 of a copy instead of 0.790;
   // larger CTAs have no registers for them, and where each serves several rows, half of them last as long.
-  constexpr bool all_ahead = Config::centred && together == 1 && threads <= 256;
-  constexpr int in_flight = steps == 8 && !Config::repeats ? (all_ahead ? 8 : 4) : steps > 1 ? 2 : 1;
+  constexpr int in_flight = Config::columns_ahead ? steps : steps == 8 && !Config::repeats ? 4 : steps > 1 ? 2 : 1;
 
   TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = Place<Config>::here();

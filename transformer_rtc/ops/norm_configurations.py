@@ -174,7 +174,8 @@ _FORWARD = {
         _Entry(64, 1, 16, 4, 8),  # 512: 0.892; in turn 0.866
         _Entry(128, 1, 32, 4, in_shared=True, together=2),  # 1024: 0.956; four rows apart 0.924
         _Entry(256, 1, 64, 4),  # 2048: 0.930
-        _Entry(512, 1, 64, 8, in_shared=True),  # 4096: 0.956
+        _Entry(480, 1, 64, 8, in_shared=True),  # 3840: 0.969; by 128 threads 0.922
+        _Entry(512, 1, 128, 4, in_shared=True),  # 4096: 0.959; by 64 threads 0.953
         _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.997
         _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.992
         _Entry(4096, 2, 256, 8, in_shared=True, together=2),  # 32768: 0.966; one row 0.942

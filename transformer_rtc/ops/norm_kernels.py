@@ -194,14 +194,23 @@ class ForwardSpec(_RowSpec):
         config = self.config
         if config.ragged or (config.in_shared and "row_scale" in self.stores):
             return 96
-        # Eight Vecs of the weight and bias are on their way (trtc::norm_forward_in_shared). LayerNorm, bfloat16, 65536:
-        # 0.910 of a copy; with the 91 that the compiler takes 0.862, with 73 0.747.
-        ahead = config.in_shared and config.stages == 0 and config.together == 1 and config.steps == 8
-        ahead = ahead and self.norm == "layer_norm" and config.threads <= 256 and not self.repeats
-        if not ahead or self.output.bytes != self._held.bytes:
+        # LayerNorm, bfloat16, 65536: 0.910 of a copy; with the 91 that the compiler takes 0.862, with 73 0.747.
+        if not self._columns_ahead or self.output.bytes != self._held.bytes:
             return 0
         columns = sum(dtype.bytes for dtype in (self.weight, self.bias) if dtype)
         return max(80, 5 * config.vector * columns // 2) + (16 if self.residual else 0)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether a CTA has more rows than those that it works on together."""
+        return self.repeats or self.config.stages > 0 or self.config.exchange == "grid"
+
+    @property
+    def _columns_ahead(self) -> bool:
+        """Whether all of a thread's weight and bias is on its way at once (trtc::norm_forward_in_shared)."""
+        config = self.config
+        ahead = config.in_shared and config.together == 1 and config.steps == 8 and config.threads <= 256
+        return ahead and self.norm == "layer_norm" and not self._repeats
 
     @property
     def _held(self) -> DType:
@@ -254,7 +263,8 @@ class ForwardSpec(_RowSpec):
             "per_head": self.per_head,
             "has_scale": self.scale,
             "row_scaled": "row_scale" in self.stores,
-            "repeats": self.repeats or self.config.stages > 0 or self.config.exchange == "grid",
+            "repeats": self._repeats,
+            "columns_ahead": self._columns_ahead,
         }
         flags |= {f"has_{name}": name in self.stores for name in ("mean", "rstd", "amax", "scale_inv")}
         way = "_in_turn" if self.config.stages else "_in_shared" if self.config.in_shared else ""
