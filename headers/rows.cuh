@@ -168,7 +168,7 @@ struct InputRow {
           } else {
             const int end = min(max(left - k * stride, 0), static_cast<int>(N));
             const int before = Config::ragged && k == 0 && place.thread == 0 ? shift : 0;
-            const bool is_first = k == 0 && begins && place.thread == 0;
+            const bool is_first = k == 0 && begins && place.thread == 0 && end > 0;
             if (!is_first && (!ends || end == 0 || end == N)) {
               copy_async_part<Vec<T, N>::bytes>(to + k * stride, end > 0 ? of_thread + k * stride : from,
                                                 before * sizeof(T), end * sizeof(T));

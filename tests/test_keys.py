@@ -102,6 +102,8 @@ def _axes():
                 for name in BOOLEANS:
                     if name == "in_shared" and now.stages:
                         continue  # rows in turn are always there
+                    if name == "statistics_ahead" and isinstance(base, ForwardSpec):
+                        continue  # it is given none
                     yield f"{kind} config.{name}", (
                         base, {"config": dataclasses.replace(now, **{name: not getattr(now, name)})}
                     )  # fmt: skip

@@ -361,7 +361,7 @@ class _Protocol(_Framework):
             if self.capturing:
                 waiting = -1  # a graph cannot wait for what is outside: whoever replays it does
             try:
-                with _context_kept() if device_type in _ON_GPU else contextlib.nullcontext():
+                with _context_kept() if stream is not None else contextlib.nullcontext():
                     try:
                         capsule = array.__dlpack__(stream=waiting, max_version=(1, 0))
                     except TypeError:  # a producer of the protocol's first version
@@ -424,10 +424,16 @@ _in_flight_lock = threading.Lock()
 class _Jax(_Protocol):
     capturable = False  # it moves and reuses memory as it likes
 
+    def __init__(self, accepted: Mapping[str, tuple[DType, ...]]) -> None:
+        super().__init__(accepted)
+        self._first: Any = None  # array of the call
+
     def place(self, array: Any, argument: str) -> tuple[int, int]:
         # A tracer answers hasattr with what its array would have.
         if isinstance(array, sys.modules["jax"].core.Tracer):
             raise ArgumentError(f"{argument} is a JAX tracer: call this operator outside of jit, vmap and grad")
+        if self._first is None:
+            self._first = array
         return super().place(array, argument)
 
     def stream(self, device: int) -> int:
@@ -449,8 +455,8 @@ class _Jax(_Protocol):
             return tuple(from_dlpack(output) for output in outputs)
 
     def from_host(self, array: np.ndarray[Any, Any], dtype: int) -> object:
-        jax = sys.modules["jax"]
-        return jax.device_put(super().from_host(array, dtype), jax.local_devices(backend="cpu")[0])
+        (device,) = self._first.devices()  # one that is sharded has no DLPack
+        return sys.modules["jax"].device_put(super().from_host(array, dtype), device)
 
 
 # Of each package: whose arrays they are, and their type.

@@ -15,7 +15,7 @@ from rigs import ALIGNED, MISALIGNED, SECOND_MISALIGNED, assert_same_bits, bits,
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, using
-from transformer_rtc.ops.norm_configurations import NormConfig
+from transformer_rtc.ops.norm_configurations import NormConfig, configure_backward
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -121,13 +121,29 @@ def test_each_gradient_has_the_same_bits_whatever_else_is_asked_for(operator, hi
             assert_same_bits(results, {name: everything[name] for name in results}, f"{wanted}")
 
 
-@pytest.mark.parametrize(("hidden", "rows"), [(40, 4100), (256, 2100), (512, 1100), (8192, 50), (16384, 130)])
-def test_statistics_are_those_of_their_rows_however_many_a_cta_takes_in_turn(hidden, rows, rng):
-    # Of bfloat16, whose lanes bring those of many turns at once: more rows than two such batches, and no whole one.
-    case = backward_case("layer_norm_backward", rows, hidden, BFLOAT16, rstd=True)
+@pytest.mark.parametrize(
+    ("hidden", "rows", "dtype"),
+    [(100, 3300, FLOAT16), (256, 2100, BFLOAT16), (512, 1100, BFLOAT16), (8192, 50, FLOAT16), (16384, 130, BFLOAT16)],
+)
+def test_statistics_are_those_of_their_rows_however_many_a_cta_takes_in_turn(hidden, rows, dtype, rng):
+    # Lanes bring those of many turns at once: here are more rows than two such batches, and the last one is not whole.
+    case = backward_case("layer_norm_backward", rows, hidden, dtype, rstd=True, residual=dtype)
+    division = configure_backward("layer_norm", hidden, (dtype,) * 3, (dtype,), dtype, ARCHITECTURES[90])
+    assert division is not None and division.statistics_ahead
     given = calls.make_inputs(rng, case)
-    device = SimulatedDevice(90, multiprocessors=1)
-    calls.hold_within(case, run(device, case, given), calls.expect(case, given))
+    expected = calls.expect(case, given)
+    for device in devices(90, seeds=(), multiprocessors=1)[: 1 if hidden < 8192 else 2]:
+        calls.hold_within(case, run(device, case, given), expected)
+
+
+@pytest.mark.parametrize("operator", ["rms_norm_backward", "layer_norm_backward"])
+def test_ctas_that_have_nothing_of_a_misaligned_row_write_and_read_none_of_it(operator, rng):
+    # 8 CTAs have room for 24544 columns: of 20449 the last one has none.
+    case = backward_case(operator, 2, 20449, FLOAT32, rstd=True)
+    given = calls.make_inputs(rng, case)
+    expected = calls.expect(case, given)
+    for device, layout in itertools.product(devices(90, seeds=(), multiprocessors=8), (ALIGNED, MISALIGNED)):
+        calls.hold_within(case, run(device, case, given, layout), expected)
 
 
 @pytest.mark.parametrize("hidden", [100, 4096])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,7 @@ class NormConfig(RowDivision):
     ragged : bool
         Whether no vector fits all rows, which are held as they lie in memory. They are taken in turn.
     statistics_ahead : bool
-        Whether statistics that are given are sent for many turns ahead. CTAs that wait for memory end together where
-        they wait for those too; others lose that time (LayerNorm, 8192: bfloat16 0.874, ahead 0.954; float32 0.97 and
-        0.91).
+        Whether statistics that are given are sent for many turns ahead, rather than waited for (trtc::GivenStatistics).
     """
 
     in_shared: bool = False
@@ -372,7 +371,7 @@ class _Division:
             threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
         clusters = _has_clusters(limits) and ctas > 1
         bulk = limits.architecture >= _BULK_ARCHITECTURE and (ragged or (entry.bulk and vector == self.full))
-        # Each of the lanes that share a row has a statistic.
+        # As many lanes as share a row bring statistics of as many turns, or of half as many.
         ahead = entry.ahead and not ragged and threads >= 8
         return NormConfig(
             threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, entry.together, bulk, ragged, ahead
@@ -407,11 +406,14 @@ def _choose(
     """Return the first configuration that holds the row; without clusters, rather one CTA than several."""
     clusters = _has_clusters(limits)
     most_ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
-    for several in (True,) if clusters else (False, True):
+    # Several CTAs with one slot, to which nothing comes while a row is worked on, only where more CTAs do not help.
+    passes = (2, least_stages) if least_stages < 2 else (least_stages,)
+    for several, least in itertools.product((True,) if clusters else (False, True), passes):
         for entry in entries:
             if division.vectors > entry.vectors or entry.ctas > (most_ctas if several else 1):
                 continue
-            for stages in range(entry.stages, min(entry.stages, least_stages) - 1, -1):
+            least_of_entry = least if entry.ctas > 1 else least_stages
+            for stages in range(entry.stages, min(entry.stages, least_of_entry) - 1, -1):
                 config = division.config(entry._replace(stages=stages), limits)
                 if config.slice * entry.ctas >= division.hidden and fits(config):
                     return config
