@@ -458,6 +458,36 @@ TRTC_DEVICE Place<Config> softmax_place(const Params& params) {
   return Place<Config>::here(params.columns, softmax_slice<Config>(params));
 }
 
+// The next row of an array, on its way to shared memory while the one before it is in registers: for rows that are whole
+// Vecs, all aligned. A thread sees its own Vecs.
+template <class T, class Config>
+struct NextRow {
+  enum : int { N = Config::vector, steps = Config::steps, stride = Config::threads * N, elements = steps * stride };
+  T* of_thread;
+  int left;  // columns of the part, from the thread's first one on
+
+  TRTC_DEVICE void begin(char* shared, const Place<Config>& place) {
+    of_thread = reinterpret_cast<T*>(shared) + place.thread * N;
+    left = place.most_columns - place.thread * N;
+  }
+  // They may be loaded after wait_async().
+  TRTC_DEVICE void fetch(const T* part, const Place<Config>& place) const {
+#pragma unroll
+    for (int k = 0; k < steps; ++k) {
+      if (k * stride < left) {
+        copy_async<Vec<T, N>::bytes>(of_thread + k * stride, part + place.thread * N + k * stride);
+      }
+    }
+  }
+  TRTC_DEVICE void load(Vec<T, N> (&value)[steps], uint32 fill) const {
+#pragma unroll
+    for (int k = 0; k < steps; ++k) {
+      value[k].fill(fill);
+      if (k * stride < left) value[k].load_shared(of_thread + k * stride);
+    }
+  }
+};
+
 // Bytes of shared memory of so many elements; what follows them is aligned.
 template <class T>
 TRTC_DEVICE int staged_bytes(int elements) {

@@ -17,11 +17,14 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   constexpr int steps = Config::steps;
   constexpr bool chunked = Config::chunked;
   constexpr bool again = Config::repeats || chunked;
+  static_assert(!Config::in_turn || (Config::repeats && !chunked && !Config::causal && Config::rows_per_cta == 1),
+                "a CTA takes whole rows in turn");
   using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(), 1,
                                  again, again ? 2 : 1>;
   // What no column has, and what did not take part.
   const uint32 nothing = Config::logarithm ? minus_infinity_bits<Input>() : 0;
 
+  TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = softmax_place<Config>(params);
   const auto* all_y = static_cast<const Input*>(params.y) + place.first_column;
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
@@ -29,6 +32,29 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   const bool shifted = !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
   Reduction reduction;
   reduction.begin(params, place.rank);
+  const auto y_of = [&](int64 row) {
+    return all_y + row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
+  };
+  const auto dy_of = [&](int64 row) {
+    return all_dy + row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
+  };
+
+  // Whether rows come before their turn; else they are read when they have it.
+  const bool comes = Config::in_turn && params.columns % N == 0 && !shifted &&
+                     rows_aligned<Gradient, N>(all_dy, params.dy_outer_stride, params.dy_inner_stride);
+  NextRow<Input, Config> next_y;
+  NextRow<Gradient, Config> next_dy;
+  const auto fetch = [&](int64 row) {
+    if (comes && row < params.rows) {
+      next_y.fetch(y_of(row), place);
+      next_dy.fetch(dy_of(row), place);
+    }
+  };
+  if constexpr (Config::in_turn) {
+    next_y.begin(shared, place);
+    next_dy.begin(shared + staged_bytes<Input>(next_y.elements), place);
+    fetch(place.begin_row());
+  }
 
   int64 first_row = place.begin_row();
   do {
@@ -36,8 +62,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     const bool exists = place.exists(row, params.rows);
     const int columns = place.columns(row, params.rows);
     const Range range = range_of<Config::causal>(params, row).from(place.first_column);
-    const Input* y = all_y + row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
-    const Gradient* dy = all_dy + row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
+    const Input* y = y_of(row);
+    const Gradient* dy = dy_of(row);
     Output* dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
     const int shift = shifted ? elements_past<N>(y) : 0;
     const bool dy_aligned = rows_aligned<Gradient, N>(dy - shift, 0, 0);
@@ -46,6 +72,15 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     Vec<Input, N> of_y[steps];
     Vec<Gradient, N> of_dy[steps];
     const auto load = [&](const Part& part, int first) {
+      if constexpr (Config::in_turn) {
+        if (comes) {
+          wait_async();
+          next_y.load(of_y, nothing);
+          next_dy.load(of_dy, 0);
+          fetch(row + place.stride);
+          return;
+        }
+      }
       part.load(of_y, y + first, nothing);
       part.load(of_dy, dy + first, 0, dy_aligned);
     };

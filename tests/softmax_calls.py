@@ -31,11 +31,12 @@ MASKS = {
 
 @contextlib.contextmanager
 def configured(config: SoftmaxConfig) -> Iterator[None]:
-    """Have rows divided by one configuration, in vectors of the types."""
+    """Have rows divided by one configuration, in vectors of the types; in turn where they may be."""
 
-    def configure(columns, rows, staged, limits, **of):
+    def configure(columns, rows, staged, limits, backward=False, causal=False, masked=False):
         vector = 16 // max(dtype.bytes for dtype in rows)
-        return dataclasses.replace(config, vector=vector, clusters=config.clusters and limits.max_cluster_size > 1)
+        clusters, in_turn = config.clusters and limits.max_cluster_size > 1, config.in_turn and backward and not causal
+        return dataclasses.replace(config, vector=vector, clusters=clusters, in_turn=in_turn)
 
     before = dispatch.operators()
     try:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import softmax_reference as expected
 from reference import NUMPY_TYPES, U, assert_within
-from softmax_calls import MASKS, at, configured, hold, hold_same_bits
+from softmax_calls import MASKS, at, bits, configured, hold, hold_same_bits
 
 import transformer_rtc
 from transformer_rtc import (
@@ -43,6 +43,7 @@ CONFIGS = {
     "chunks of CTAs": SoftmaxConfig(64, 1, 8, 1, 2, True, chunked=True),
     "staged": SoftmaxConfig(64, 1, 8, 1, staged=True),
     "staged by CTAs": SoftmaxConfig(64, 1, 8, 1, 2, True, staged=True),
+    "in turn": SoftmaxConfig(64, 1, 8, 2, 4, True, in_turn=True),
 }
 
 
@@ -289,7 +290,31 @@ def test_a_sink_far_above_or_below_the_others(static, rng):
         hold(x, dy, FLOAT32, sink=np.array([200, -200, 95], np.float32))
 
 
-@pytest.mark.parametrize("name", ["CTAs", "chunks of CTAs", "staged by CTAs"])
+@pytest.mark.parametrize("architecture", [90, 80])
+@pytest.mark.parametrize("logarithm", [False, True])
+def test_rows_that_come_before_their_turn_have_the_bits_of_others(logarithm, architecture, held, rng):
+    # One multiprocessor holds 8 groups of CTAs: each has two or three turns. Rows that are no whole vectors, or not
+    # aligned, do not come before theirs.
+    backward = log_softmax_backward if logarithm else softmax_backward
+    device = simulated(architecture, multiprocessors=1)
+    for columns, dtype in itertools.product((1024, 1020, 1021, 516, 8), (FLOAT32, BFLOAT16)):
+        y, dy = (expected.drawn(rng, (20, columns), dtype) for _ in range(2))
+        with using(device):
+            y = (log_softmax if logarithm else softmax)(y)
+        found = expected.backward(dy, y, out=dtype, logarithm=logarithm, scale=-0.3)
+        results = []
+        for name, offset in (("CTAs", 0), ("in turn", 0), ("in turn", 3)):
+            held(CONFIGS[name])
+            with using(device):
+                results.append(bits(backward(dy, at(y, offset), scale=-0.3)))
+                given = dy.copy()
+                assert backward(given, at(y, offset), scale=-0.3, out=given) is given
+            assert_within(results[-1].view(dy.dtype), found, dtype)
+            np.testing.assert_array_equal(bits(given), results[0])
+            np.testing.assert_array_equal(results[-1], results[0])
+
+
+@pytest.mark.parametrize("name", ["CTAs", "chunks of CTAs", "staged by CTAs", "in turn"])
 def test_ctas_of_a_cooperative_grid_take_several_rows_in_turn(name, held, rng):
     # One multiprocessor holds 8 or 16 groups of CTAs.
     held(CONFIGS[name])
@@ -761,7 +786,7 @@ def test_few_kernels_serve_every_length(operator):
             config = spec.config
             slots = config.threads_per_row * config.steps * config.vector * config.ctas_per_row
             assert config.chunked or config.staged or slots >= columns
-            assert config.staged == (rule.dynamic_shared_memory > 0)
+            assert (config.staged or config.in_turn) == (rule.dynamic_shared_memory > 0)
             assert rule.dynamic_shared_memory <= limits.shared_memory_per_cta - 4096
             assert config.threads <= 1024 and config.threads % 32 == 0
         assert len(symbols) <= 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -59,10 +60,14 @@ class SoftmaxConfig(RowDivision):
         Whether a CTA's part of a row may be longer than what its threads hold: it is read twice then.
     staged : bool
         Whether a CTA's part of a row is in shared memory; else its threads hold it.
+    in_turn : bool
+        Whether CTAs take rows in turn, the next of which comes to shared memory while their threads hold one: of the
+        backward alone, and where all columns take part.
     """
 
     chunked: bool = False
     staged: bool = False
+    in_turn: bool = False
 
     @property
     def bounds(self) -> str:
@@ -72,10 +77,12 @@ class SoftmaxConfig(RowDivision):
 
     @property
     def symbol(self) -> str:
-        return "_".join((super().symbol, *present(chunked=self.chunked, staged=self.staged)))
+        return "_".join((super().symbol, *present(chunked=self.chunked, staged=self.staged, in_turn=self.in_turn)))
 
     def shared_memory(self, columns: int, staged: Sequence[DType]) -> int:
         """Return the bytes that a CTA needs for arrays of these types, of rows of so many columns."""
+        if self.in_turn:
+            return sum(self.threads * self.steps * self.vector * dtype.bytes for dtype in staged)
         if not self.staged:
             return 0
         unit = self.vector * self.ctas_per_row
@@ -89,7 +96,7 @@ class _Entry(NamedTuple):
     """A line of a table: vectors of 16 bytes of the widest array that a row may have, and how it is divided.
 
     Where there are no `steps`, the row is staged in shared memory. A line with `bytes` is for elements of so many
-    alone, and where it has several CTAs, for clusters.
+    alone, and where it has several CTAs, for clusters. `in_turn`: where shared memory has room for the next row.
     """
 
     vectors: int
@@ -98,9 +105,12 @@ class _Entry(NamedTuple):
     rows: int = 1
     ctas: int = 1
     bytes: int = 0
+    in_turn: bool = False
 
 
-# Of the bandwidth of the best copy, on an H200, in bfloat16 and float32 rows of as many bytes.
+# Of the bandwidth of the best copy, on an H200, in bfloat16 and float32 rows of as many bytes. Threads that hold a row
+# are the fastest where it fills them; staged rows lose less where it does not, the less the better their blocks fill
+# the last turn of their threads.
 _SHORT = (_Entry(32, 16, 2, 8), _Entry(64, 16, 4, 8))  # 256: 0.98; 512: 0.98
 _HELD = (
     _Entry(128, 32, 4),  # 1024: 0.97, masked 0.95; two rows a CTA 0.97 and 0.83
@@ -111,15 +121,16 @@ _FORWARD_TABLE = (
     *_SHORT,
     *_HELD,
     _Entry(256, 32),  # 2048: 0.99; held 0.98
-    _Entry(1024, 64, bytes=4),  # float32 2048: 0.98; 3000: 0.96; 4096: 0.97; by 128 threads 0.90, 0.89 and 0.91
-    _Entry(1024, 128),  # 4096: 0.98; 4093: 0.91; 8192: 0.99
-    _Entry(1536, 256),  # 9001: 0.95, by 512 threads 0.74; float32 5121: 0.93
+    _Entry(640, 96, bytes=2),  # 2500: 0.89, by 128 threads 0.81; 4097: 0.94 and 0.92; 4096: 0.98
+    _Entry(640, 64, bytes=4),  # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90
+    _Entry(1024, 128, bytes=2),  # 5121: 0.95, 8192: 0.99
+    _Entry(1536, 192, bytes=4),  # float32 4096: 0.98, 4097: 0.94, 5121: 0.96; by 64 threads 0.97, 0.92 and 0.92
+    _Entry(1536, 256),  # 9001: 0.95, by 512 threads 0.74
     _Entry(4096, 512),  # 16384: 0.99; 32768: 0.98; float32 8192: 0.99, by 256 threads 0.98
     _Entry(8192, 512, ctas=2),  # 65536: 0.98, by 256 threads 0.97; float32 32768: 0.97
-    _Entry(16384, 128, ctas=8),  # 131072: 0.92; float32 65536: 0.97, by 256 threads 0.93 and 0.88
-    _Entry(32768, 128, ctas=16, bytes=4),  # float32 131072: 0.96, by eight CTAs of 256 threads 0.86
-    _Entry(32768, 256, ctas=8),  # 262144: 0.91, by sixteen 0.87
-    _Entry(_ANY, 256, ctas=16),  # float32 262144: 0.82, held 0.50
+    _Entry(24576, 256, ctas=8),  # 131072: 0.98, 160000: 0.98, by sixteen 0.92; float32 65536: 0.99
+    _Entry(_ANY, 256, ctas=16),  # 262144: 0.99, by eight 0.96; float32 131072: 0.99, by 128 threads 0.97; 262144: 0.90
+    _Entry(32768, 256, ctas=8),  # where a cluster has no more
 )
 # A row has more shared memory.
 _FORWARD_MASKED_TABLE = (
@@ -127,10 +138,14 @@ _FORWARD_MASKED_TABLE = (
     *_HELD,
     _Entry(256, 32),  # 2048: 0.94; held 0.93
     _Entry(512, 128, 4, bytes=4),  # float32 2048: 0.92; staged 0.87
-    _Entry(1024, 64, bytes=4),  # float32 4096: 0.91, by 128 threads 0.85
-    _Entry(1024, 128),  # 4096: 0.92; 8192: 0.97
-    _Entry(2048, 256),  # 16384: 0.96; float32 8192: 0.96, by 512 threads 0.88
-    _Entry(4096, 256, ctas=2),  # 32768: 0.99; float32 16384: 0.96, by one CTA 0.88
+    _Entry(512, 64, bytes=2),  # 2500: 0.75, 3000: 0.83, 4096: 0.93; by 128 threads 0.61, 0.80 and 0.92
+    _Entry(1024, 96, bytes=4),  # float32 3600: 0.89, 4096: 0.95; by 64 threads 0.85 and 0.91
+    _Entry(2048, 128, bytes=4),  # float32 5000 to 7000: 0.90, by 256 threads 0.85; 8192: 0.95 by both
+    _Entry(1024, 128),  # 6000: 0.88; 8192: 0.97
+    _Entry(2048, 256),  # 16384: 0.96
+    _Entry(3584, 256, ctas=2, bytes=2),
+    _Entry(4096, 128, ctas=4, bytes=2),  # 32768: 0.99, by two CTAs of 256 threads 0.88
+    _Entry(4096, 256, ctas=2),  # float32 16384: 0.96, by one CTA 0.88
     _Entry(8192, 128, ctas=4),  # float32 32768: 0.95, by two CTAs 0.90
     _Entry(32768, 256, ctas=8),
     _Entry(_ANY, 256, ctas=16),
@@ -151,24 +166,32 @@ _BACKWARD_TABLE = (
     *_SHORT,
     _Entry(128, 32, 4, 2),  # 1024: 0.98
     _Entry(256, 64, 4),  # 2048: 1.00, staged 0.97
+    _Entry(1536, 96, bytes=2),  # 4096, 8192: 0.97; 4097, 5121: 0.92, by 128 threads 0.82; 10240: 0.96
     _Entry(1536, 256, bytes=4),  # float32 2048: 0.94; 4096: 0.94; 4093: 0.94, by 128 threads 0.93, held 0.60
-    _Entry(2048, 128, ctas=4, bytes=4),  # float32 8192: 0.98, by one CTA 0.94; 7001: 0.92
-    _Entry(2048, 128),  # 4096: 0.96; 8192: 0.97; 16384: 0.96; 4093: 0.92, held 0.55
-    _Entry(4096, 256, 4, ctas=4),  # 32768: 1.00, staged 0.92
-    _Entry(8192, 256, 4, ctas=8),  # 65536: 1.00, staged 0.91
-    _Entry(16384, 256, 4, ctas=16),  # 131072: 0.98, staged 0.96
-    _Entry(32768, 512, ctas=16, bytes=2),  # 262144: 0.94, held 0.87
-    _Entry(32768, 512, 4, ctas=16),  # float32 131072: 0.97, staged 0.96
-    _Entry(65536, 1024, 4, ctas=16),  # float32 262144: 0.79, staged 0.69
+    _Entry(2560, 128, ctas=4, bytes=4),  # float32 8192: 0.98, by one CTA 0.94; 10000: 0.94, held 0.89
+    _Entry(3584, 128, ctas=4, bytes=2),  # 16384: 0.97, by one CTA 0.96; 20000: 0.94, held 0.73; 24576: 0.97
+    _Entry(2048, 128),  # without clusters
+    _Entry(4096, 256, 4, ctas=4),  # 32768: 1.00, staged 0.97; float32 12288: 1.00, staged 0.97
+    _Entry(5120, 128, ctas=4, bytes=4),  # float32 20000: 0.94, held 0.87
+    _Entry(7168, 128, ctas=4, bytes=2),  # 40000: 0.93, held 0.70; 57344: 0.94 and 0.92
+    _Entry(8192, 256, 4, ctas=8),  # 65536: 1.00, staged 0.97; float32 24576: 0.98, staged 0.97
+    _Entry(12288, 128, ctas=4, bytes=4),
+    _Entry(14336, 512, ctas=16, bytes=2),
+    _Entry(16384, 256, 4, ctas=16),  # 131072: 0.97, staged 0.96; float32 57344: 0.98, staged 0.97
+    _Entry(28672, 256, ctas=16, bytes=4),  # float32 80000: 0.92, 100000: 0.90; held 0.73 and 0.84
+    _Entry(32768, 512, ctas=16, bytes=2),  # 262144: 0.93, held 0.87
+    _Entry(32768, 512, 4, ctas=16),  # float32 131072: 0.97, staged 0.93
+    # float32 262144: 0.93, not in turn 0.79, staged 0.63; 160000: 0.88, 0.60 and 0.85
+    _Entry(65536, 1024, 4, ctas=16, in_turn=True),
 )
 _BACKWARD_CAUSAL_TABLE = (
     *_SHORT,
     _Entry(256, 32),  # 1024: 0.93; 2048: 0.93
     _Entry(512, 32, bytes=4),  # float32 2048: 0.93, by 128 threads 0.90
-    _Entry(1024, 256, bytes=4),  # float32 4096: 0.89, by 128 threads 0.88
+    _Entry(1024, 128, bytes=4),  # float32 4096: 0.91, by 256 threads 0.90
     _Entry(2048, 128, ctas=2, bytes=4),  # float32 8192: 0.92, by one CTA 0.89
     _Entry(4096, 128, ctas=4, bytes=4),  # float32 16384: 0.92, by two CTAs 0.90
-    _Entry(8192, 128, ctas=8, bytes=4),  # float32 32768: 0.91, by four CTAs 0.87
+    _Entry(8192, 256, ctas=8, bytes=4),  # float32 32768: 0.90, by four CTAs 0.87
     _Entry(2048, 128),  # 4096: 0.90; 8192: 0.91; 16384: 0.93, by 256 threads 0.91
     _Entry(4096, 256, ctas=2),  # 32768: 0.88, by four CTAs 0.86
     _Entry(8192, 256, ctas=4),
@@ -215,12 +238,21 @@ def configure(
         fits = not line.bytes or (line.bytes == widest and (clusters or line.ctas == 1))
         if fits and columns <= line.vectors * vector and line.ctas <= most:
             shared = clusters and line.ctas > 1
-            if line.steps:
-                return SoftmaxConfig(line.threads, line.rows, vector, line.steps, line.ctas, shared)
-            config = SoftmaxConfig(line.threads, 1, vector, 1, line.ctas, shared, staged=True)
+            config = SoftmaxConfig(
+                line.threads,
+                line.rows,
+                vector,
+                line.steps or 1,
+                line.ctas,
+                shared,
+                staged=not line.steps,
+                in_turn=line.in_turn,
+            )
             # The values that its threads exchange are in shared memory too.
             if config.shared_memory(columns, staged) <= limits.shared_memory_per_cta - 4096:
                 return config
+            if config.in_turn:
+                return dataclasses.replace(config, in_turn=False)
     # Half of what a thread could hold: what two passes need beside it spills else.
     return SoftmaxConfig(1024, 1, vector, 2, most, clusters and most > 1, chunked=True)
 
@@ -246,7 +278,12 @@ class _SoftmaxSpec(KernelSpec):
         config = self.config
         source = "softmax_staged.cu" if config.staged else f"{template}.cu"
         template += "_staged" if config.staged else ""
-        ways = {"clusters": config.clusters, "chunked": config.chunked, "repeats": config.exchange == "grid"}
+        ways = {
+            "clusters": config.clusters,
+            "chunked": config.chunked,
+            "in_turn": config.in_turn,
+            "repeats": config.in_turn or config.exchange == "grid",
+        }
         return (
             f'#include "{source}"\n\n'
             f"{self.params.text('Params')}\n"
@@ -262,6 +299,7 @@ class _SoftmaxSpec(KernelSpec):
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
             workspace_bytes=config.workspace_bytes(values),
+            persistent=config.in_turn,
         )
 
 
