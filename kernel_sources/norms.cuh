@@ -21,12 +21,16 @@ template <class Traits>
 struct NormConfig : Traits {
   enum : int {
     chunk = Traits::steps * Traits::threads * Traits::vector,
-    // A CTA's columns. Those of a ragged row may begin anywhere in their first Vec.
-    slice = Traits::chunks * chunk - (Traits::ragged ? Traits::vector : 0),
+    // The most columns that a CTA may have. Those of a ragged row may begin anywhere in their first Vec.
+    most_of_cta = Traits::chunks * chunk - (Traits::ragged ? Traits::vector : 0),
+    // A CTA's columns: as many Vecs as the others that share a row, or all would wait for those that have more.
+    share = ((Traits::hidden - 1) / (Traits::vector * Traits::ctas_per_row) + 1) * Traits::vector,
+    slice = share < most_of_cta ? share : most_of_cta,
   };
   enum : bool {
     // Every Vec of every thread lies in the row: counts are constants then.
-    exact = Traits::rows_per_cta == 1 && static_cast<int64>(slice) * Traits::ctas_per_row == Traits::hidden,
+    exact = Traits::rows_per_cta == 1 &&
+        static_cast<int64>(Traits::chunks) * chunk * Traits::ctas_per_row == Traits::hidden,
   };
   // Whether the columns of every Vec of step k lie in their part; and whether its slots do, wherever that begins.
   static constexpr TRTC_DEVICE bool filled(int k) {

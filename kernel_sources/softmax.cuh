@@ -458,8 +458,8 @@ TRTC_DEVICE Place<Config> softmax_place(const Params& params) {
   return Place<Config>::here(params.columns, softmax_slice<Config>(params));
 }
 
-// The next row of an array, on its way to shared memory while the one before it is in registers: for rows that are whole
-// Vecs, all aligned. A thread sees its own Vecs.
+// The next row of an array, on its way to shared memory while the one before it is in registers: for rows that are
+// whole Vecs, all aligned. A thread sees its own Vecs.
 template <class T, class Config>
 struct NextRow {
   enum : int { N = Config::vector, steps = Config::steps, stride = Config::threads * N, elements = steps * stride };

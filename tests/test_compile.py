@@ -15,6 +15,7 @@ from cases import BACKWARD, CASES, FAMILY, FORWARD, Case, compiled_cases, divisi
 from transformer_rtc import compiler, sources, static
 from transformer_rtc.dispatch import Request, operators
 from transformer_rtc.errors import ArgumentError, CompileError, CompilerNotFoundError
+from transformer_rtc.ops import norm_configurations
 from transformer_rtc.ops.softmax_kernels import BUCKETS
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32
 
@@ -134,6 +135,33 @@ def test_layer_norm_has_registers_for_whatever_its_columns_and_residual_are(hidd
         for weight, bias in itertools.product(types, types)
         for operator, residual in (("layer_norm", None), ("add_layer_norm", BFLOAT16), ("layer_norm_add", BFLOAT16))
     ]
+    wrong = compile_all(cases, ARCHITECTURES[90])
+    assert not wrong, "\n".join(wrong)
+
+
+def test_sizes_of_well_known_models_are_divided_as_their_lines_say():
+    dtypes = {2: BFLOAT16, 4: FLOAT32}
+    cases = []
+    tables = (("", norm_configurations._FORWARD_SIZES), ("_backward", norm_configurations._BACKWARD_SIZES))
+    for suffix, table in tables:
+        for (norm, size), entries in table.items():
+            dtype, centred = dtypes[size], norm == "layer_norm"
+            assert len({entry.vectors for entry in entries}) == len(entries)
+            for entry in entries:
+                hidden = entry.vectors * 16 // size
+                case = Case(64, hidden, dtype, dtype, dtype, operator=norm + suffix, bias=dtype if centred else None)
+                if suffix:
+                    dbias = dtype if centred else None
+                    case = case._replace(
+                        bias=None, dy=dtype, dweight=dtype, dbias=dbias, rstd=True, mean=centred, residual=None
+                    )
+                config = case.stages(ARCHITECTURES[90])[0][0].config
+                taken = (config.ctas_per_row, config.threads_per_row, config.steps, config.rows_per_cta)
+                assert taken == (entry.ctas, entry.threads, entry.steps, entry.rows), hidden
+                assert (config.in_shared, config.stages, config.together, config.bulk, config.statistics_ahead) == (
+                    entry.in_shared, entry.stages, entry.together, entry.bulk, entry.ahead,
+                ), hidden  # fmt: skip
+                cases.append(case)
     wrong = compile_all(cases, ARCHITECTURES[90])
     assert not wrong, "\n".join(wrong)
 

@@ -57,7 +57,10 @@ class NormConfig(RowDivision):
 
     @property
     def slice(self) -> int:
-        """Columns of a row that a CTA holds, which for a ragged one may begin anywhere in their first Vec."""
+        """The most columns of a row that a CTA may have, which for a ragged one may begin anywhere in their first Vec.
+
+        It has as many as the row's other CTAs.
+        """
         return self.chunk - (self.vector if self.ragged else 0)
 
     @property
@@ -196,6 +199,73 @@ _FORWARD = {
         _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.889; without turns 0.646
     ),
 }
+# Rows of exactly so many vectors, as well-known models have them, those among them that TransformerEngine has tuned
+# kernels for: they fill their threads. Behind each line, its ratio, and that of what the other table says.
+_FORWARD_SIZES = {
+    ("rms_norm", 2): (
+        _Entry(96, 1, 32, 3, in_shared=True),  # 768: 0.957, 0.859
+        _Entry(288, 1, 96, 3),  # 2304: 0.980, 0.954
+        _Entry(448, 1, 224, 2, in_shared=True),  # 3584: 0.979, 0.941
+        _Entry(1536, 1, 512, 3, in_shared=True),  # 12288: 0.974, 0.951
+        _Entry(1792, 2, 128, 7, in_shared=True),  # 14336: 0.964, 0.935
+        _Entry(1920, 2, 160, 6, in_shared=True),  # 15360: 0.988, 0.947
+        _Entry(3072, 1, 512, 6, in_shared=True),  # 24576: 0.975, 0.946
+        _Entry(3200, 1, 640, 5, in_shared=True),  # 25600: 0.987, 0.817
+        _Entry(3584, 1, 512, 7, in_shared=True),  # 28672: 0.973, 0.845
+        _Entry(3840, 1, 640, 6, in_shared=True),  # 30720: 0.984, 0.865
+        _Entry(5120, 4, 256, 5, in_shared=True),  # 40960: 0.930, 0.903
+        _Entry(6144, 4, 256, 6, in_shared=True),  # 49152: 0.958, 0.917
+        _Entry(7168, 4, 256, 7, in_shared=True),  # 57344: 0.958, 0.897
+        _Entry(12288, 8, 256, 6, in_shared=True),  # 98304: 0.924, 0.870
+        _Entry(24576, 8, 1024, 3, in_shared=True, stages=3),  # 196608: 0.855, 0.840
+    ),
+    ("rms_norm", 4): (
+        _Entry(1792, 2, 128, 7, in_shared=True),  # 7168: 0.973, 0.898
+        _Entry(2560, 2, 256, 5, in_shared=True),  # 10240: 0.974, 0.924
+        _Entry(3200, 2, 320, 5, in_shared=True),  # 12800: 0.986, 0.771
+        _Entry(3584, 2, 256, 7, in_shared=True),  # 14336: 0.949, 0.769
+        _Entry(3840, 2, 480, 4, in_shared=True),  # 15360: 0.968, 0.784
+        _Entry(4608, 2, 384, 6, in_shared=True),  # 18432: 0.961, 0.898
+        _Entry(5120, 2, 640, 4, in_shared=True),  # 20480: 0.960, 0.920
+        _Entry(6144, 4, 256, 6, in_shared=True),  # 24576: 0.953, 0.896
+        _Entry(6400, 4, 320, 5, in_shared=True),  # 25600: 0.939, 0.864
+        _Entry(7168, 4, 256, 7, in_shared=True),  # 28672: 0.948, 0.821
+        _Entry(7680, 8, 192, 5, in_shared=True),  # 30720: 0.953, 0.936
+        _Entry(10240, 8, 448, 3, in_shared=True, stages=3),  # 40960: 0.918, 0.879
+        _Entry(24576, 8, 768, 4, in_shared=True, stages=4, bulk=True),  # 98304: 0.915, 0.865
+    ),
+    ("layer_norm", 2): (
+        _Entry(96, 1, 32, 3),  # 768: 0.949, 0.845
+        _Entry(192, 1, 32, 6, in_shared=True),  # 1536: 0.945, 0.829
+        _Entry(288, 1, 96, 3),  # 2304: 0.928, 0.751
+        _Entry(320, 1, 64, 5, in_shared=True),  # 2560: 0.968, 0.836
+        _Entry(448, 1, 64, 7, in_shared=True),  # 3584: 0.971, 0.952
+        _Entry(896, 1, 128, 7, in_shared=True),  # 7168: 0.968, 0.950
+        _Entry(1280, 1, 256, 5, in_shared=True),  # 10240: 0.974, 0.814
+        _Entry(1600, 1, 320, 5, in_shared=True),  # 12800: 0.992, 0.882
+        _Entry(1920, 1, 320, 6, in_shared=True),  # 15360: 0.978, 0.929
+        _Entry(2304, 2, 192, 6, in_shared=True, together=2),  # 18432: 0.966, 0.941
+        _Entry(3072, 4, 128, 6, in_shared=True, together=2),  # 24576: 0.928, 0.909
+        _Entry(3200, 4, 160, 5, in_shared=True, together=2),  # 25600: 0.933, 0.922
+        _Entry(3840, 2, 384, 5, in_shared=True, together=2),  # 30720: 0.935, 0.872
+        _Entry(5120, 4, 256, 5, in_shared=True, together=2),  # 40960: 0.903, 0.774
+        _Entry(7168, 4, 256, 7, in_shared=True, together=2),  # 57344: 0.903, 0.792
+        _Entry(12288, 8, 224, 7, in_shared=True),  # 98304: 0.818, 0.801
+        _Entry(24576, 16, 256, 6, in_shared=True, stages=3),  # 196608: 0.772, 0.716
+    ),
+    ("layer_norm", 4): (
+        _Entry(192, 1, 64, 3, in_shared=True),  # 768: 0.949, 0.882
+        _Entry(576, 1, 192, 3, in_shared=True),  # 2304: 0.975, 0.958
+        _Entry(1280, 1, 320, 4, in_shared=True),  # 5120: 0.988, 0.786
+        _Entry(2560, 2, 256, 5, in_shared=True),  # 10240: 0.944, 0.792
+        _Entry(3200, 1, 640, 5, in_shared=True),  # 12800: 0.935, 0.886
+        _Entry(4608, 2, 768, 3, in_shared=True, stages=3),  # 18432: 0.927, 0.902
+        _Entry(6144, 2, 1024, 3, in_shared=True, stages=4),  # 24576: 0.931, 0.908
+        _Entry(10240, 4, 640, 4, in_shared=True, stages=4),  # 40960: 0.890, 0.868
+        _Entry(12288, 4, 768, 4, in_shared=True, stages=4),  # 49152: 0.934, 0.911
+        _Entry(14336, 8, 448, 4, in_shared=True, stages=3),  # 57344: 0.897, 0.883
+    ),
+}
 # Rows that are no whole vectors are read by what divides them, or are ragged where that is less than 8 bytes: bfloat16,
 # 4100: RMSNorm 0.93, ragged 0.72; 4098: 0.80 and 0.79, LayerNorm 0.50 and 0.60. Their steps are the most that a thread
 # has; they come in bulk. bfloat16, 4097 and 5121: RMSNorm 0.88 and 0.89, LayerNorm 0.79 and 0.79.
@@ -270,6 +340,9 @@ _BACKWARD = {
         _Entry(512, 1, 256, 2, 1, True, 4, bulk=True),  # 4096: 0.907; ahead 0.880
         _Entry(768, 1, 384, 2, 1, True, 3, bulk=True),  # 5120: 0.943; ahead 0.898
         _Entry(1024, 1, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 8192: 0.954; by 512 threads 0.921
+        _Entry(
+            1792, 1, 448, 4, 1, True, 3, bulk=True, ahead=True
+        ),  # 10240: 0.941, 14336: 0.910; by four CTAs 0.840, 0.863
         _Entry(2048, 4, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 16384: 0.930; four slots 0.882
         _Entry(4096, 8, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 32768: 0.915; not ahead 0.902
         _Entry(6144, 8, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 49152: 0.899
@@ -289,6 +362,52 @@ _BACKWARD = {
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.889
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.876
         _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.555; 0.473
+    ),
+}
+_BACKWARD_SIZES = {
+    ("rms_norm", 2): (
+        _Entry(96, 1, 32, 3, 8, True, 4),  # 768: 0.848, 0.835
+        _Entry(192, 1, 96, 2, 4, True, 4),  # 1536: 0.912, 0.885
+        _Entry(448, 1, 224, 2, 1, True, 4),  # 3584: 0.937, 0.836
+        _Entry(480, 1, 160, 3, 1, True, 4),  # 3840: 0.935, 0.863
+        _Entry(896, 2, 224, 2, 1, True, 4),  # 7168: 0.949, 0.920
+        _Entry(1280, 2, 160, 4, 1, True, 4),  # 10240: 0.962, 0.906
+        _Entry(1600, 2, 224, 4, 1, True, 3, bulk=True),  # 12800: 0.943, 0.859
+        _Entry(2560, 4, 160, 4, 1, True, 3, bulk=True),  # 20480: 0.920, 0.878
+        _Entry(5120, 8, 160, 4, 1, True, 3, bulk=True),  # 40960: 0.907, 0.837
+        _Entry(6144, 4, 512, 3, 1, True, 4, bulk=True),  # 49152: 0.929, 0.893
+        _Entry(7168, 8, 224, 4, 1, True, 3, bulk=True),  # 57344: 0.923, 0.912
+    ),
+    ("rms_norm", 4): (
+        _Entry(192, 1, 64, 3, 2, True, 4),  # 768: 0.894, 0.846
+        _Entry(384, 1, 96, 4, 1, True, 4),  # 1536: 0.939, 0.919
+        _Entry(576, 2, 96, 3, 1, True, 4),  # 2304: 0.931, 0.905
+        _Entry(5120, 8, 160, 4, 1, True, 3, bulk=True),  # 20480: 0.939, 0.859
+    ),
+    ("layer_norm", 2): (
+        _Entry(96, 1, 32, 3, 8, True, 3),  # 768: 0.845, 0.796
+        _Entry(288, 1, 96, 3, 1, True, 4, bulk=True),  # 2304: 0.915, 0.842
+        _Entry(480, 1, 160, 3, 1, True, 4, bulk=True),  # 3840: 0.932, 0.891
+        _Entry(768, 2, 96, 4, 1, True, 3, bulk=True),  # 6144: 0.950, 0.828
+        _Entry(896, 1, 448, 2, 1, True, 4, bulk=True, ahead=True),  # 7168: 0.965, 0.927
+        _Entry(2304, 8, 96, 3, 1, True, 3, bulk=True, ahead=True),  # 18432: 0.904, 0.738
+        _Entry(2560, 2, 320, 4, 1, True, 3, bulk=True, ahead=True),  # 20480: 0.875, 0.826
+        _Entry(12288, 16, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 98304: 0.861, 0.815
+        _Entry(24576, 16, 384, 4, 1, True, 3, bulk=True, ahead=True),  # 196608: 0.781, 0.716
+    ),
+    ("layer_norm", 4): (
+        _Entry(384, 2, 64, 3, 1, True, 4, bulk=True),  # 1536: 0.926, 0.895
+        _Entry(896, 2, 224, 2, 1, True, 4),  # 3584: 0.971, 0.919
+        _Entry(1280, 2, 320, 2, 1, True, 4, bulk=True),  # 5120: 0.955, 0.908
+        _Entry(2560, 4, 320, 2, 1, True, 4, bulk=True),  # 10240: 0.933, 0.876
+        _Entry(3200, 4, 288, 3, 1, True, 4, bulk=True),  # 12800: 0.969, 0.852
+        _Entry(3584, 8, 224, 2, 1, True, 4, bulk=True),  # 14336: 0.932, 0.906
+        _Entry(4608, 16, 96, 3, 1, True, 4, bulk=True),  # 18432: 0.945, 0.797
+        _Entry(5120, 8, 320, 2, 1, True, 4, bulk=True),  # 20480: 0.930, 0.853
+        _Entry(6400, 8, 288, 3, 1, True, 4, bulk=True),  # 25600: 0.953, 0.828
+        _Entry(7168, 8, 224, 4, 1, True, 4, bulk=True),  # 28672: 0.943, 0.904
+        _Entry(7680, 16, 160, 3, 1, True, 4, bulk=True),  # 30720: 0.947, 0.918
+        _Entry(10240, 16, 160, 4, 1, True, 3),  # 40960: 0.936, 0.915
     ),
 }
 # Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.89 and 0.90, LayerNorm 0.80 and 0.77; float32: RMSNorm 0.92 and 0.92,
@@ -338,6 +457,10 @@ class _Division:
         self._narrowest = min(dtype.bytes for dtype in rows)
         self._vector = min(self.full, hidden & -hidden)
         self.ragged = self._vector < self.full and self._vector * self._narrowest < _RAGGED_BYTES
+
+    def exactly(self, entries: Sequence[_Entry]) -> tuple[_Entry, ...]:
+        """Return those that are for rows of just this size."""
+        return tuple(entry for entry in entries if entry.vectors * self.full == self.hidden)
 
     def config(self, entry: _Entry, limits: DeviceLimits) -> NormConfig:
         """Return a table's configuration for this row.
@@ -457,7 +580,10 @@ def configure(
         return not config.in_shared or config.together * staged + RESERVED_SHARED <= shared
 
     shared = limits.shared_memory_per_cta
-    entries: tuple[_Entry, ...] = _FORWARD[norm, division.bytes]
+    entries: tuple[_Entry, ...] = (
+        *division.exactly(_FORWARD_SIZES[norm, division.bytes]),
+        *_FORWARD[norm, division.bytes],
+    )
     if len(rows) > 1:
         entries = (*(entry for entry in entries if entry.ctas == 1), *_FORWARD_RESIDUAL)
     if hidden % division.full:
@@ -520,7 +646,10 @@ def configure_backward(
         slots = Slot(config, rows, columns, output, sums=True).bytes
         return slots + config.reserved_shared <= limits.shared_memory_per_cta
 
-    entries: tuple[_Entry, ...] = _BACKWARD[norm, division.bytes]
+    entries: tuple[_Entry, ...] = (
+        *division.exactly(_BACKWARD_SIZES[norm, division.bytes]),
+        *_BACKWARD[norm, division.bytes],
+    )
     if hidden % division.full and division.vectors > _UNEVEN_VECTORS:
         uneven = _RAGGED_BACKWARD[division.bytes] if division.ragged else (_UNEVEN_BACKWARD[division.bytes],)
         entries = (*uneven, *entries)

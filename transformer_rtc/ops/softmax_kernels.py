@@ -165,19 +165,18 @@ _FORWARD_CAUSAL_TABLE = (
 _BACKWARD_TABLE = (
     *_SHORT,
     _Entry(128, 32, 4, 2),  # 1024: 0.98
-    _Entry(256, 64, 4),  # 2048: 1.00, staged 0.97
-    _Entry(1536, 96, bytes=2),  # 4096, 8192: 0.97; 4097, 5121: 0.92, by 128 threads 0.82; 10240: 0.96
+    _Entry(768, 96, bytes=2),  # 4096: 0.97; 4097, 5121: 0.92, by 128 threads 0.82
+    _Entry(256, 64, 4),
     _Entry(1536, 256, bytes=4),  # float32 2048: 0.94; 4096: 0.94; 4093: 0.94, by 128 threads 0.93, held 0.60
-    _Entry(2560, 128, ctas=4, bytes=4),  # float32 8192: 0.98, by one CTA 0.94; 10000: 0.94, held 0.89
-    _Entry(3584, 128, ctas=4, bytes=2),  # 16384: 0.97, by one CTA 0.96; 20000: 0.94, held 0.73; 24576: 0.97
-    _Entry(2048, 128),  # without clusters
-    _Entry(4096, 256, 4, ctas=4),  # 32768: 1.00, staged 0.97; float32 12288: 1.00, staged 0.97
-    _Entry(5120, 128, ctas=4, bytes=4),  # float32 20000: 0.94, held 0.87
-    _Entry(7168, 128, ctas=4, bytes=2),  # 40000: 0.93, held 0.70; 57344: 0.94 and 0.92
+    _Entry(2560, 256, ctas=4, bytes=4),  # float32 8192: 0.97, by one CTA 0.94; 10000: 0.94, held 0.89
+    _Entry(2048, 256),  # 8192, 16384: 0.96; 10001, 14001: 0.94, by 96 threads 0.90, by four CTAs 0.77
+    _Entry(7168, 256, ctas=4, bytes=2),  # 20000, 40000: 0.94, held 0.73 and 0.70; 50257: 0.78; 32768: 0.96
+    _Entry(4096, 256, 4, ctas=4),  # float32 12288: 1.00, staged 0.97
+    _Entry(5120, 256, ctas=4, bytes=4),  # float32 20000: 0.94, held 0.87
     _Entry(8192, 256, 4, ctas=8),  # 65536: 1.00, staged 0.97; float32 24576: 0.98, staged 0.97
-    _Entry(12288, 128, ctas=4, bytes=4),
-    _Entry(14336, 512, ctas=16, bytes=2),
-    _Entry(16384, 256, 4, ctas=16),  # 131072: 0.97, staged 0.96; float32 57344: 0.98, staged 0.97
+    _Entry(14336, 256, ctas=4, bytes=4),  # float32 40000, 50257: 0.92; held 0.80 and 0.64
+    _Entry(14336, 256, ctas=16, bytes=2),  # 80000: 0.91, 100000: 0.94; held 0.65 and 0.77
+    _Entry(16384, 256, 4, ctas=16),  # 131072: 0.97, staged 0.96
     _Entry(28672, 256, ctas=16, bytes=4),  # float32 80000: 0.92, 100000: 0.90; held 0.73 and 0.84
     _Entry(32768, 512, ctas=16, bytes=2),  # 262144: 0.93, held 0.87
     _Entry(32768, 512, 4, ctas=16),  # float32 131072: 0.97, staged 0.93
