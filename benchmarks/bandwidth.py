@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
+import itertools
 import json
 import math
 import sys
@@ -80,6 +81,40 @@ SHAPES = (
 )
 ADDED = tuple(shape for shape in SHAPES if shape[1] in (1024, 4096, 8192, 16384, 65536))
 RAGGED = tuple((32768, hidden) for hidden in (3000, 4093, 4097, 5121))
+# Those between powers of two that TransformerEngine has tuned kernels for, or well-known models have; and lengths of
+# softmax, vocabularies among them.
+MODEL_SIZES = (
+    *(
+        768,
+        1536,
+        2304,
+        2560,
+        3072,
+        3584,
+        3840,
+        5120,
+        6144,
+        7168,
+        10240,
+        12288,
+        12800,
+        14336,
+        15360,
+        18432,
+        20480,
+        24576,
+    ),
+    *(25600, 28672, 30720, 40960, 49152, 57344),
+)
+LENGTHS = (2500, 10000, 16385, 20000, 40000, 50257, 80000, 100000, 128256, 200000)
+
+
+def full_rows(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return shapes of as much data as SHAPES have."""
+    return tuple((min(32768, 2**28 // size), size) for size in sizes)
+
+
+MODELS = {"shape": full_rows(MODEL_SIZES), "ragged": full_rows(LENGTHS)}
 # Query and key heads inside a packed qkv: of each token 32 query, 8 key and 8 value heads.
 TOKENS, PACKED_HEADS = 32768, 48
 PACKED = {"q": (0, 32), "k": (32, 8)}  # the first head, and how many
@@ -126,6 +161,7 @@ PEERS_SOURCE = "best peer in peers-h200.md, bfloat16"
 EXAMPLES = """examples:
   python3 benchmarks/bandwidth.py --compile --json bandwidth.json --plot bandwidth.png
   python3 benchmarks/bandwidth.py --quick --only rms_norm_backward,layer_norm_backward --dtype bfloat16
+  python3 benchmarks/bandwidth.py --quick --models --json models.json
   python3 benchmarks/bandwidth.py --from-json bandwidth.json --plot bandwidth.png   # measures nothing
 """
 
@@ -198,6 +234,15 @@ class Case(NamedTuple):
             return self.row_bytes + does.reads * self.row_bytes * read // (self.rows * self.hidden)
         column_bytes = self.row_bytes // (self.rows * (1 if self.per_head else self.heads))
         return (does.reads + does.writes) * self.row_bytes + does.columns * column_bytes
+
+
+def model_cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
+    found = []
+    for dtype, operator in itertools.product(dtypes, [name for name in only if name in PLAIN]):
+        kind = "ragged" if OPERATORS[operator].norm == "softmax" else "shape"
+        divisor = 2 if dtype == "float32" else 1
+        found += [Case(operator, kind, dtype, rows // divisor, hidden) for rows, hidden in MODELS[kind]]
+    return found
 
 
 def cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
@@ -716,7 +761,10 @@ def measure_all(torch: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "absent": absent,
         "cases": [],
     }
-    progress = tqdm(cases(arguments.only, arguments.dtype), desc="bandwidth", unit="case")
+    if arguments.models:
+        makers = {name: make for name, make in makers.items() if name in (OURS, TORCH)}
+    found = (model_cases if arguments.models else cases)(arguments.only, arguments.dtype)
+    progress = tqdm(found, desc="bandwidth", unit="case")
     for case in progress:
         progress.set_postfix_str(f"{case.operator} {case.dtype} {case.shape}")
         broken = False
@@ -941,6 +989,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--dtype", type=dtypes, default=list(TOLERANCES), metavar="NAME[,NAME]", help="bf16, fp32; default: both"
+    )
+    parser.add_argument(
+        "--models", action="store_true", help="sizes of well-known models and odd lengths instead, beside torch alone"
     )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, at one placement")
     parser.add_argument(
