@@ -390,6 +390,7 @@ _BACKWARD_SIZES = {
         _Entry(480, 1, 160, 3, 1, True, 4, bulk=True),  # 3840: 0.932, 0.891
         _Entry(768, 2, 96, 4, 1, True, 3, bulk=True),  # 6144: 0.950, 0.828
         _Entry(896, 1, 448, 2, 1, True, 4, bulk=True, ahead=True),  # 7168: 0.965, 0.927
+        _Entry(1536, 4, 96, 4, 1, True, 3, bulk=True, ahead=True),  # 12288: 0.937, 0.906
         _Entry(2304, 8, 96, 3, 1, True, 3, bulk=True, ahead=True),  # 18432: 0.904, 0.738
         _Entry(2560, 2, 320, 4, 1, True, 3, bulk=True, ahead=True),  # 20480: 0.875, 0.826
         _Entry(12288, 16, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 98304: 0.861, 0.815
