@@ -114,7 +114,7 @@ def full_rows(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple((min(32768, 2**28 // size), size) for size in sizes)
 
 
-MODELS = {"shape": full_rows(MODEL_SIZES), "ragged": full_rows(LENGTHS)}
+MODELS, MODEL_LENGTHS = full_rows(MODEL_SIZES), full_rows(LENGTHS)
 # Query and key heads inside a packed qkv: of each token 32 query, 8 key and 8 value heads.
 TOKENS, PACKED_HEADS = 32768, 48
 PACKED = {"q": (0, 32), "k": (32, 8)}  # the first head, and how many
@@ -239,9 +239,12 @@ class Case(NamedTuple):
 def model_cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
     found = []
     for dtype, operator in itertools.product(dtypes, [name for name in only if name in PLAIN]):
-        kind = "ragged" if OPERATORS[operator].norm == "softmax" else "shape"
+        shapes = MODEL_LENGTHS if OPERATORS[operator].norm == "softmax" else MODELS
         divisor = 2 if dtype == "float32" else 1
-        found += [Case(operator, kind, dtype, rows // divisor, hidden) for rows, hidden in MODELS[kind]]
+        found += [
+            Case(operator, "ragged" if hidden % 8 else "shape", dtype, rows // divisor, hidden)
+            for rows, hidden in shapes
+        ]
     return found
 
 
@@ -1004,6 +1007,10 @@ def main() -> None:
     if arguments.from_json:
         report(json.loads(Path(arguments.from_json).read_text(encoding="utf-8")), arguments.plot)
         return
+    if arguments.models and arguments.compile:
+        parser.error("--models measures torch alone: not with --compile")
+    if arguments.models and not model_cases(arguments.only, arguments.dtype):
+        parser.error(f"--models has no case of {', '.join(arguments.only)}: of {', '.join(PLAIN)}")
     torch = common.torch_on_gpu()
     with torch.no_grad():
         result = measure_all(torch, arguments)

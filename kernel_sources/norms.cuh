@@ -23,9 +23,12 @@ struct NormConfig : Traits {
     chunk = Traits::steps * Traits::threads * Traits::vector,
     // The most columns that a CTA may have. Those of a ragged row may begin anywhere in their first Vec.
     most_of_cta = Traits::chunks * chunk - (Traits::ragged ? Traits::vector : 0),
-    // A CTA's columns: as many Vecs as the others that share a row, or all would wait for those that have more.
-    share = ((Traits::hidden - 1) / (Traits::vector * Traits::ctas_per_row) + 1) * Traits::vector,
-    slice = share < most_of_cta ? share : most_of_cta,
+    // A CTA's columns: about as many as the others that share a row, or all would wait for those that have more. Lines
+    // of 128 bytes where these divide a row and the CTAs hold them: a bulk copy must lie as it does in global memory.
+    line = 64,
+    lines = (Traits::hidden - 1) / (line * Traits::ctas_per_row) * line + line,
+    vecs = (Traits::hidden - 1) / (Traits::vector * Traits::ctas_per_row) * Traits::vector + Traits::vector,
+    slice = Traits::hidden % line == 0 && lines <= most_of_cta ? lines : vecs,
   };
   enum : bool {
     // Every Vec of every thread lies in the row: counts are constants then.
@@ -44,7 +47,7 @@ struct NormConfig : Traits {
     return !Traits::ragged || filled(k) || (k * Traits::threads + thread / 32 * 32) * Traits::vector < count;
   }
   static constexpr TRTC_DEVICE Exchange exchange() { return exchange_of<Traits>(); }
-  static_assert(static_cast<int64>(slice) * Traits::ctas_per_row >= Traits::hidden, "the CTAs tile the row");
+  static_assert(slice <= most_of_cta, "the CTAs tile the row");
   static_assert(!Traits::in_shared || Traits::chunks == 1, "shared memory holds a whole slice");
   static_assert(!Traits::ragged ||
                     (Traits::stages > 0 && Traits::lag == 0 && Traits::rows_per_cta == 1 && Traits::threads > 32),

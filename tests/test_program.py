@@ -4,10 +4,10 @@ import functools
 import re
 
 import pytest
-from cases import CASES, FAMILY
+from cases import CASES, FAMILY, Case
 
 from transformer_rtc import compiler, sources
-from transformer_rtc.spec import ARCHITECTURES, BOOL, DTYPES, UINT8, Field, Params, TextSpec
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, DTYPES, FLOAT32, UINT8, Field, Params, TextSpec
 
 TEXTS = sources.texts()
 HEADERS = sorted(name for name in TEXTS if name.endswith(".cuh"))
@@ -148,6 +148,24 @@ def test_the_workspace_of_a_launch_is_the_size_of_its_struct():
     for ctas, values, buffers, size in sizes:
         text += f'static_assert(sizeof(trtc::GridWorkspace<{buffers}, {values * ctas}>) == {size}, "");\n'
     compile_text(text)
+
+
+@pytest.mark.parametrize(
+    ("operator", "hidden", "dtype", "columns"),
+    [
+        ("layer_norm_backward", 25600, BFLOAT16, 3200),  # of 4096
+        ("layer_norm_backward", 29568, BFLOAT16, 3712),  # lines of 128 bytes
+        ("rms_norm_backward", 20449, FLOAT32, 2560),  # Vecs of 16 bytes
+        ("layer_norm", 65536, BFLOAT16, 8192),
+    ],
+)
+def test_the_ctas_of_a_row_have_about_as_much_of_it_as_each_other(operator, hidden, dtype, columns):
+    given = {"dy": dtype, "dweight": dtype} if operator.endswith("backward") else {}
+    case = Case(64, hidden, dtype, dtype, dtype, operator=operator, **given)
+    (spec, rule), *_ = case.stages(ARCHITECTURES[90])
+    assert rule.ctas_per_row > 1 and -(-hidden // columns) == rule.ctas_per_row
+    program = spec.program + f'static_assert(trtc::NormConfig<Traits>::slice == {columns}, "");\n'
+    compiler.compile_program(spec.symbol, program, sources.included(program), spec.options, 90)
 
 
 def test_a_launch_has_a_workspace_exactly_where_its_kernel_has_a_field_for_it():

@@ -243,7 +243,7 @@ def _shaped(number: int, operator: str, ctas: int, threads: int, rows: int, shap
         threads, rows, vector, steps, ctas, in_shared=in_shared, stages=stages, bulk=bulk, ragged=ragged
     )
     if ragged:  # whose CTAs hold less
-        hidden = min(hidden, ctas * config.slice - 1)
+        hidden = min(hidden, ctas * config.most_columns - 1)
     return case._replace(rows=(3 * rows + heads) // heads * heads, hidden=hidden), config
 
 

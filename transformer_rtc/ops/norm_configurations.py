@@ -56,11 +56,8 @@ class NormConfig(RowDivision):
         return self.threads_per_row * self.steps * self.vector
 
     @property
-    def slice(self) -> int:
-        """The most columns of a row that a CTA may have, which for a ragged one may begin anywhere in their first Vec.
-
-        It has as many as the row's other CTAs.
-        """
+    def most_columns(self) -> int:
+        """Columns of a row that a CTA can hold, which for a ragged one may begin anywhere in their first Vec."""
         return self.chunk - (self.vector if self.ragged else 0)
 
     @property
@@ -200,7 +197,7 @@ _FORWARD = {
     ),
 }
 # Rows of exactly so many vectors, as well-known models have them, those among them that TransformerEngine has tuned
-# kernels for: they fill their threads. Behind each line, its ratio, and that of what the other table says.
+# kernels for: most fill their threads. Behind each line, its ratio, and that of what the other table says.
 _FORWARD_SIZES = {
     ("rms_norm", 2): (
         _Entry(96, 1, 32, 3, in_shared=True),  # 768: 0.957, 0.859
@@ -530,16 +527,17 @@ def _choose(
     """Return the first configuration that holds the row; without clusters, rather one CTA than several."""
     clusters = _has_clusters(limits)
     most_ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
-    # Several CTAs with one slot, to which nothing comes while a row is worked on, only where more CTAs do not help.
+    # One slot, to which nothing comes while a row is worked on, only where more CTAs do not help; without clusters one
+    # CTA with it comes before several.
     passes = (2, least_stages) if least_stages < 2 else (least_stages,)
     for several, least in itertools.product((True,) if clusters else (False, True), passes):
         for entry in entries:
             if division.vectors > entry.vectors or entry.ctas > (most_ctas if several else 1):
                 continue
-            least_of_entry = least if entry.ctas > 1 else least_stages
+            least_of_entry = least if clusters or entry.ctas > 1 else least_stages
             for stages in range(entry.stages, min(entry.stages, least_of_entry) - 1, -1):
                 config = division.config(entry._replace(stages=stages), limits)
-                if config.slice * entry.ctas >= division.hidden and fits(config):
+                if config.most_columns * entry.ctas >= division.hidden and fits(config):
                     return config
     return None
 

@@ -121,7 +121,9 @@ _FORWARD_TABLE = (
     *_SHORT,
     *_HELD,
     _Entry(256, 32),  # 2048: 0.99; held 0.98
-    _Entry(640, 96, bytes=2),  # 2500: 0.89, by 128 threads 0.81; 4097: 0.94 and 0.92; 4096: 0.98
+    _Entry(320, 96, bytes=2),  # 2500: 0.89, by 128 threads 0.81
+    _Entry(512, 128, bytes=2),  # 4096: 0.98; one row of 4096 by 96 threads takes 0.5 us more
+    _Entry(640, 96, bytes=2),  # 4097: 0.94, by 128 threads 0.92
     _Entry(640, 64, bytes=4),  # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90
     _Entry(1024, 128, bytes=2),  # 5121: 0.95, 8192: 0.99
     _Entry(1536, 192, bytes=4),  # float32 4096: 0.98, 4097: 0.94, 5121: 0.96; by 64 threads 0.97, 0.92 and 0.92
@@ -143,7 +145,7 @@ _FORWARD_MASKED_TABLE = (
     _Entry(2048, 128, bytes=4),  # float32 5000 to 7000: 0.90, by 256 threads 0.85; 8192: 0.95 by both
     _Entry(1024, 128),  # 6000: 0.88; 8192: 0.97
     _Entry(2048, 256),  # 16384: 0.96
-    _Entry(3584, 256, ctas=2, bytes=2),
+    _Entry(3584, 256, ctas=2, bytes=2),  # 24576: as by four CTAs of 128 threads
     _Entry(4096, 128, ctas=4, bytes=2),  # 32768: 0.99, by two CTAs of 256 threads 0.88
     _Entry(4096, 256, ctas=2),  # float32 16384: 0.96, by one CTA 0.88
     _Entry(8192, 128, ctas=4),  # float32 32768: 0.95, by two CTAs 0.90
@@ -165,12 +167,12 @@ _FORWARD_CAUSAL_TABLE = (
 _BACKWARD_TABLE = (
     *_SHORT,
     _Entry(128, 32, 4, 2),  # 1024: 0.98
-    _Entry(768, 96, bytes=2),  # 4096: 0.97; 4097, 5121: 0.92, by 128 threads 0.82
-    _Entry(256, 64, 4),
+    _Entry(768, 96, bytes=2),  # 4096: 0.97; 4097, 5121: 0.92, by 128 threads 0.82; 2048: 0.97, held 1.00
+    _Entry(256, 64, 4, bytes=4),  # float32 1024: 1.00
     _Entry(1536, 256, bytes=4),  # float32 2048: 0.94; 4096: 0.94; 4093: 0.94, by 128 threads 0.93, held 0.60
     _Entry(2560, 256, ctas=4, bytes=4),  # float32 8192: 0.97, by one CTA 0.94; 10000: 0.94, held 0.89
     _Entry(2048, 256),  # 8192, 16384: 0.96; 10001, 14001: 0.94, by 96 threads 0.90, by four CTAs 0.77
-    _Entry(7168, 256, ctas=4, bytes=2),  # 20000, 40000: 0.94, held 0.73 and 0.70; 50257: 0.78; 32768: 0.96
+    _Entry(7168, 256, ctas=4, bytes=2),  # 20000, 40000: 0.94, held 0.73 and 0.70; 50257: 0.78; 32768: 0.96, held 0.99
     _Entry(4096, 256, 4, ctas=4),  # float32 12288: 1.00, staged 0.97
     _Entry(5120, 256, ctas=4, bytes=4),  # float32 20000: 0.94, held 0.87
     _Entry(8192, 256, 4, ctas=8),  # 65536: 1.00, staged 0.97; float32 24576: 0.98, staged 0.97
