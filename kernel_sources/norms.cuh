@@ -23,8 +23,8 @@ struct NormConfig : Traits {
     chunk = Traits::steps * Traits::threads * Traits::vector,
     // The most columns that a CTA may have. Those of a ragged row may begin anywhere in their first Vec.
     most_of_cta = Traits::chunks * chunk - (Traits::ragged ? Traits::vector : 0),
-    // A CTA's columns: about as many as the others that share a row, or all would wait for those that have more. Lines
-    // of 128 bytes where these divide a row and the CTAs hold them: a bulk copy must lie as it does in global memory.
+    // A CTA's columns: about as many as the others that share a row, or all would wait for those that have more. Whole
+    // lines of 128 bytes, or two, where these divide a row and the CTAs hold them: bulk copies are faster then.
     line = 64,
     lines = (Traits::hidden - 1) / (line * Traits::ctas_per_row) * line + line,
     vecs = (Traits::hidden - 1) / (Traits::vector * Traits::ctas_per_row) * Traits::vector + Traits::vector,

@@ -337,9 +337,7 @@ _BACKWARD = {
         _Entry(512, 1, 256, 2, 1, True, 4, bulk=True),  # 4096: 0.907; ahead 0.880
         _Entry(768, 1, 384, 2, 1, True, 3, bulk=True),  # 5120: 0.943; ahead 0.898
         _Entry(1024, 1, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 8192: 0.954; by 512 threads 0.921
-        _Entry(
-            1792, 1, 448, 4, 1, True, 3, bulk=True, ahead=True
-        ),  # 10240: 0.941, 14336: 0.910; by four CTAs 0.840, 0.863
+        _Entry(1792, 1, 448, 4, 1, True, 3, bulk=True, ahead=True),  # 10240: 0.941; by four CTAs 0.840
         _Entry(2048, 4, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 16384: 0.930; four slots 0.882
         _Entry(4096, 8, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 32768: 0.915; not ahead 0.902
         _Entry(6144, 8, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 49152: 0.899
