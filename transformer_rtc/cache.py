@@ -380,20 +380,22 @@ class DiskCache:
         beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         try:
             # Never writable by others, whatever the umask; readable as far as it lets.
-            descriptor = lock = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             _held.add(descriptor)
+            opened = [descriptor]  # a number that was closed may be another thread's already
             try:
                 lock = os.dup(descriptor)
                 _held.add(lock)
+                opened.append(lock)
                 _lock_own(lock)
                 # Closed before it has its name, which other hosts of an NFS rely on.
                 with open(descriptor, "wb", closefd=False) as file:
                     file.write(data)
-                _close(descriptor)
+                _close(opened.pop(0))
                 os.replace(beside, path)
             finally:
-                _close(descriptor)
-                _close(lock)
+                for descriptor in opened:
+                    _close(descriptor)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(beside)
