@@ -50,34 +50,18 @@ struct Blocks {
   // the part's.
   template <class T>
   TRTC_DEVICE void fetch(T* shared, const T* part, bool aligned, uint32 fill) const {
-    constexpr int bytes = Vec<T, N>::bytes;
-    constexpr int piece = bytes < 16 ? bytes : 16;
-    const Run whole = inside(aligned, 0, columns);
-    const int own = first_of_thread(), last = stop() - 1;
-    const int last_whole = min(last, whole.stop - 1);
-#pragma unroll 1
-    for (int block = own < whole.first ? own + Threads : own; block <= last_whole; block += Threads) {
-#pragma unroll
-      for (int i = 0; i < N; i += piece / static_cast<int>(sizeof(T))) {
-        copy_async<piece>(shared + block * N + i, part + column(block) + i);
-      }
-    }
-    if (whole.first <= first() && last == last_whole) return;
-    // The first and the last one; or all.
-#pragma unroll 1
-    for (int block = aligned ? first() : own; block <= last; block += aligned ? max(last - first(), 1) : Threads) {
-      if (block % Threads != thread || whole.has(block)) continue;
-      Vec<T, N> one;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const int at = column(block) + i;
-        const bool exists = at >= 0 && at < columns;
-        const uint32 bits = load_element(part + at, exists);
-        one.set_bits(i, exists ? bits : fill);
-      }
-      one.template store<Space::shared>(shared + block * N, true);
-    }
+    fetch_blocks(shared, part, aligned, false, fill);
   }
+  // The same where these columns may have anything, so that copies bring all: of two arrays, a row would wait for the
+  // elements of one after those of the other (bfloat16, backward, 16385: 0.83 of a copy instead of 0.93; forward, of
+  // one array, 0.95 and, with blank() behind it, 0.92). `before`: whether there is memory of the array before the part.
+  template <class T>
+  TRTC_DEVICE void fetch_beside(T* shared, const T* part, bool aligned, bool before) const {
+    fetch_blocks(shared, part, aligned, true, 0, before);
+  }
+
+  // Whether the first or the last block has anything but columns of the part.
+  TRTC_DEVICE bool has_edges() const { return shift > 0 || (columns + shift) % N != 0; }
 
   // Columns that are not used become `bits`, in the first and the last block that are, by the threads which have these.
   template <class T>
@@ -103,6 +87,56 @@ struct Blocks {
     T* to = part + column(block);
     value.store(to, is_whole);
     if (!is_whole) value.store_inside(to, -column(block), columns - column(block));
+  }
+
+ private:
+  template <class T>
+  TRTC_DEVICE void fetch_blocks(T* shared, const T* part, bool aligned, bool may_have_anything, uint32 fill,
+                                bool before = false) const {
+    constexpr int bytes = Vec<T, N>::bytes;
+    constexpr int piece = bytes < 16 ? bytes : 16;
+    constexpr int of_piece = piece / static_cast<int>(sizeof(T));
+    const Run whole = inside(aligned, 0, columns);
+    const int own = first_of_thread(), last = stop() - 1;
+    const int last_whole = min(last, whole.stop - 1);
+#pragma unroll 1
+    for (int block = own < whole.first ? own + Threads : own; block <= last_whole; block += Threads) {
+#pragma unroll
+      for (int i = 0; i < N; i += of_piece) {
+        copy_async<piece>(shared + block * N + i, part + column(block) + i);
+      }
+    }
+    if (whole.first <= first() && last == last_whole) return;
+    // All; or the first and the last one, which neighbouring threads bring at once.
+    const bool has_first = first() % Threads == thread;
+#pragma unroll 1
+    for (int block = !aligned    ? own
+                     : has_first ? first()
+                                 : last;
+         block <= last; block = !aligned        ? block + Threads
+                                : block == last ? last + 1
+                                                : last) {
+      if (block % Threads != thread || whole.has(block)) continue;
+      const T* from = part + column(block);
+      const int begins = max(-column(block), 0), ends = min(columns - column(block), N);
+      if (may_have_anything && aligned && (begins == 0 || before)) {
+#pragma unroll
+        for (int i = 0; i < N; i += of_piece) {
+          const int size = static_cast<int>(sizeof(T));
+          copy_async_part<piece>(shared + block * N + i, from + i, min(max(begins - i, 0), of_piece) * size,
+                                 min(max(ends - i, 0), of_piece) * size);
+        }
+        continue;
+      }
+      Vec<T, N> one;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const bool exists = i >= begins && i < ends;
+        const uint32 bits = load_element(from + i, exists);
+        one.set_bits(i, exists ? bits : fill);
+      }
+      one.template store<Space::shared>(shared + block * N, true);
+    }
   }
 };
 

@@ -67,6 +67,13 @@ TRTC_DEVICE bool rows_aligned(const T* base, int64 outer_stride, int64 inner_str
   return bits % (N * sizeof(T) < 16 ? N * sizeof(T) : 16) == 0;
 }
 
+// Whether no row begins before the end of the one before it, so that there is memory of the array before each but the
+// first.
+template <class Params>
+TRTC_DEVICE bool rows_apart(const Params& params, int64 columns, int64 outer_stride, int64 inner_stride) {
+  return outer_stride >= columns && (params.inner_count == 1 || inner_stride >= columns);
+}
+
 // Copies a row's `count` elements from shared memory to global memory, which is aligned only to an element:
 // neighbouring threads write neighbouring aligned words of 4 bytes.
 template <class T>
@@ -103,7 +110,7 @@ struct InputRow {
   RowArray array;
   const T* all;  // from this CTA's first column on
   bool aligned;
-  bool apart;  // no row begins before the end of the one before it
+  bool apart;
   T* shared;
 
   template <class Params>
@@ -111,7 +118,7 @@ struct InputRow {
     array = rows;
     all = static_cast<const T*>(rows.data) + place.first_column;
     aligned = Config::hidden % N == 0 && rows_aligned<T, N>(all, rows.outer_stride, rows.inner_stride);
-    apart = rows.outer_stride >= Config::hidden && (params.inner_count == 1 || rows.inner_stride >= Config::hidden);
+    apart = rows_apart(params, Config::hidden, rows.outer_stride, rows.inner_stride);
   }
   template <class Params>
   TRTC_DEVICE const T* of(const Params& params, int64 row) const {

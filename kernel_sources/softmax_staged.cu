@@ -56,7 +56,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     part.fetch(staged, x, true, minus_infinity_bits<Input>());
     if constexpr (Config::has_mask) {
       const Mask* mask = static_cast<const Mask*>(params.mask) + mask_offset(params, row) + place.first_column;
-      part.fetch(staged_mask, mask, rows_aligned<Mask, N>(mask - part.shift, 0, 0), 0);
+      part.fetch_beside(staged_mask, mask, rows_aligned<Mask, N>(mask - part.shift, 0, 0), place.rank > 0);
     }
     wait_async();
     if constexpr (Config::causal) part.blank(staged, minus_infinity_bits<Input>());
@@ -245,6 +245,8 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
   auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
   const bool shifted = !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
+  const bool y_apart = rows_apart(params, params.columns, params.y_outer_stride, params.y_inner_stride);
+  const bool dy_apart = rows_apart(params, params.columns, params.dy_outer_stride, params.dy_inner_stride);
   Reduction reduction;
   reduction.begin(params, place.rank);
 
@@ -255,10 +257,11 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
     Output* dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
     const Part part = staged_part<Config>(params, place, row, shifted ? elements_past<N>(y) : 0);
     const auto dx_whole = part.inside(rows_aligned<Output, N>(dx - part.shift, 0, 0), 0, part.columns);
-    part.fetch(staged_y, y, true, nothing);
-    part.fetch(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0), 0);
+    part.fetch_beside(staged_y, y, true, place.rank > 0 || (y_apart && row > 0));
+    part.fetch_beside(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0),
+                      place.rank > 0 || (dy_apart && row > 0));
     wait_async();
-    if constexpr (Config::causal) part.blank(staged_y, nothing);
+    if (Config::causal || part.has_edges()) part.blank(staged_y, nothing);
     const int first = part.first_of_thread(), stop = part.stop();
 
     // ---- The sum over the row

@@ -172,14 +172,16 @@ _BACKWARD_TABLE = (
     _Entry(1536, 256, bytes=4),  # float32 2048: 0.94; 4096: 0.94; 4093: 0.94, by 128 threads 0.93, held 0.60
     _Entry(2560, 256, ctas=4, bytes=4),  # float32 8192: 0.97, by one CTA 0.94; 10000: 0.94, held 0.89
     _Entry(2048, 256),  # 8192, 16384: 0.96; 10001, 14001: 0.94, by 96 threads 0.90, by four CTAs 0.77
-    _Entry(7168, 256, ctas=4, bytes=2),  # 20000, 40000: 0.94, held 0.73 and 0.70; 50257: 0.78; 32768: 0.96, held 0.99
+    _Entry(3584, 256, ctas=2, bytes=2),  # 16385, 20000, 28672: 0.93, 0.94, 0.97; by four CTAs 0.72, 0.93, 0.97
+    _Entry(7168, 256, ctas=4, bytes=2),  # 32768: 0.97, held 0.99; 40000: 0.94; 50257: 0.90
     _Entry(4096, 256, 4, ctas=4),  # float32 12288: 1.00, staged 0.97
     _Entry(5120, 256, ctas=4, bytes=4),  # float32 20000: 0.94, held 0.87
-    _Entry(8192, 256, 4, ctas=8),  # 65536: 1.00, staged 0.97; float32 24576: 0.98, staged 0.97
-    _Entry(14336, 256, ctas=4, bytes=4),  # float32 40000, 50257: 0.92; held 0.80 and 0.64
-    _Entry(14336, 256, ctas=16, bytes=2),  # 80000: 0.91, 100000: 0.94; held 0.65 and 0.77
-    _Entry(16384, 256, 4, ctas=16),  # 131072: 0.97, staged 0.96
-    _Entry(28672, 256, ctas=16, bytes=4),  # float32 80000: 0.92, 100000: 0.90; held 0.73 and 0.84
+    _Entry(8192, 256, 4, ctas=8, bytes=4),  # float32 24576: 0.98, staged 0.97
+    _Entry(14336, 320, ctas=8, bytes=2),  # 65536: 0.96, held 0.99; 80001: 0.91, by sixteen CTAs 0.76
+    _Entry(14336, 256, ctas=16, bytes=4),  # float32 40000, 50257: 0.93, 0.91; by four CTAs 0.90, 0.89
+    _Entry(28672, 512, ctas=8, bytes=2),  # 128256, 128257, 131072: 0.93, 0.90, 0.96; by sixteen, held 0.89, 0.60, 0.97
+    _Entry(16384, 256, 4, ctas=16, bytes=4),  # float32 65536: 1.00, staged 0.97
+    _Entry(28672, 256, ctas=16, bytes=4),  # float32 80000, 100000: 0.92, 0.90; held 0.73, 0.84
     _Entry(32768, 512, ctas=16, bytes=2),  # 262144: 0.93, held 0.87
     _Entry(32768, 512, 4, ctas=16),  # float32 131072: 0.97, staged 0.93
     # float32 262144: 0.93, not in turn 0.79, staged 0.63; 160000: 0.88, 0.60 and 0.85
