@@ -51,6 +51,15 @@ struct Vec {
   // From global memory, aligned.
   TRTC_DEVICE void load_aligned(const T* address) { load_whole<Space::global>(address); }
 
+  // From global memory, aligned, if `valid`; and zeros.
+  TRTC_DEVICE void load_if(const T* address, bool valid) {
+    if (valid) {
+      load_whole<Space::global>(address);
+    } else {
+      fill(0);
+    }
+  }
+
   // From global memory, aligned to an element: the elements from `first` to before `end`, and zeros. In a loop, as for
   // the ends of rows.
   TRTC_DEVICE void load_inside(const T* address, int first, int end) {

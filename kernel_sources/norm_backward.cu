@@ -34,37 +34,46 @@ struct BackwardRows : InputRows<Config, BackwardRows<Config>> {
   }
 };
 
-// Leaves a thread's sums over its rows for the second launch: added up over the rows that a CTA holds together, in
-// shared memory; or, where these are of different heads, each as it is.
-template <class Config>
-TRTC_DEVICE void store_partials(float* partials, const float (&sums)[Config::steps * Config::vector], char* shared,
+// Leaves a thread's sums over its rows for the second launch: added up over those rows that a CTA holds together which
+// have one weight, in shared memory; or, where all have different ones, each as it is.
+template <class Config, class Params>
+TRTC_DEVICE void store_partials(const Params& params, const float (&sums)[Config::steps * Config::vector], char* shared,
                                 int gradient, const Place<Config>& place) {
   constexpr int N = Config::vector;
   constexpr int rows = Config::rows_per_cta;
-  constexpr bool adds = rows > 1 && !Config::per_head;
-  const int64 row = Config::per_head ? place.begin_row() + place.row_in_cta : place.group;
+  float* partials = static_cast<float*>(params.partials);
+  int left = 1;  // rows of partial sums
+  if constexpr (Config::per_head) left = partial_rows(rows, params.heads);
+  const bool adds = left < rows;
+  const int64 row = place.group * left + (adds ? 0 : place.row_in_cta);
   float* to = partials + partial_offset(row, gradient, Config::gradients, Config::hidden) + place.first_column;
   float* staging = reinterpret_cast<float*>(shared);
-  if constexpr (adds) cta_barrier();  // what was in shared memory has been read
+  if (adds) cta_barrier();  // what was in shared memory has been read
 #pragma unroll
   for (int k = 0; k < Config::steps; ++k) {
     const int column = (k * Config::threads + place.thread) * N;
     Vec<float, N> value;
 #pragma unroll
     for (int i = 0; i < N; i += 2) value.set(i, sums[k * N + i], N == 1 ? 0.0f : sums[k * N + i + (N > 1)]);
-    if constexpr (adds) {
+    if (adds) {
       value.template store<Space::shared>(staging + place.row_in_cta * Config::chunk + column, true);
     } else {
       value.store(to + column, Config::exact || column < place.most_columns);
     }
   }
-  if constexpr (adds) {
+  if (adds) {
     cta_barrier();
-    for (int column = thread_index(); column < Config::hidden; column += Config::threads * rows) {
+    for (int index = thread_index(); index < left * Config::hidden; index += Config::threads * rows) {
       float sum = 0.0f;
+      if constexpr (Config::per_head) {
+        const int head = index / Config::hidden, column = index % Config::hidden;
+        for (int i = head; i < rows; i += left) sum += staging[i * Config::chunk + column];
+        to[partial_offset(head, 0, Config::gradients, Config::hidden) + column] = sum;
+      } else {
 #pragma unroll
-      for (int i = 0; i < rows; ++i) sum += staging[i * Config::chunk + column];
-      to[column] = sum;
+        for (int i = 0; i < rows; ++i) sum += staging[i * Config::chunk + index];
+        to[index] = sum;
+      }
     }
   }
 }
@@ -465,21 +474,22 @@ TRTC_DEVICE void norm_backward(const Params& params) {
     if constexpr (Config::has_dweight) ragged_partials.store(dweight, 0, kept_shift);
     if constexpr (Config::has_dbias) ragged_partials.store(dbias, Config::gradients - 1, kept_shift);
   } else {
-    if constexpr (Config::has_dweight) store_partials<Config>(partials, dweight, shared, 0, place);
-    if constexpr (Config::has_dbias) store_partials<Config>(partials, dbias, shared, Config::gradients - 1, place);
+    if constexpr (Config::has_dweight) store_partials<Config>(params, dweight, shared, 0, place);
+    if constexpr (Config::has_dbias) store_partials<Config>(params, dbias, shared, Config::gradients - 1, place);
   }
 }
 
-template <class Dweight, class Dbias, bool HasDweight, bool HasDbias, int RowsPerGroup, bool Early, class Params>
+template <class Dweight, class Dbias, bool HasDweight, bool HasDbias, int RowsPerGroup, int Columns, bool Early,
+          class Params>
 TRTC_DEVICE void norm_backward_finish(const Params& params) {
 #if TRTC_ARCHITECTURE >= 90
   if constexpr (Early) wait_for_last_launch();
 #endif
-  const int64 column = cta_index() * 32 + thread_index() / 32;
-  const int64 to = cta_index_y() * params.hidden + column;
-  const bool stores = thread_index() % 32 == 0 && column < params.hidden;
+  const FinishedColumn<Columns> here;
+  const int64 to = cta_index_y() * params.hidden + here.column();
+  const bool stores = here.stores(params.hidden);
   float sum[HasDweight + HasDbias];
-  finished_sums<RowsPerGroup>(params, HasDweight + HasDbias, sum);
+  here.sums(params, partial_rows(RowsPerGroup, params.heads), HasDweight + HasDbias, sum);
   if constexpr (HasDweight) {
     Vec<Dweight, 1> value;
     value.set(0, sum[0], 0.0f);

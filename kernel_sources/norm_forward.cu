@@ -65,17 +65,27 @@ struct Affine {
 // Those of the first `Count` Vecs of a thread: where all are aligned, without a branch between them.
 template <class Config, int Count>
 TRTC_DEVICE void load_first(Affine<Config> (&affine)[Count], const AffineRow<Config>& row, int thread, int columns) {
-  constexpr int stride = Config::threads * Config::vector;
-  const int column = thread * Config::vector;
-  if (Config::exact && (!Config::has_weight || row.weight.aligned) && (!Config::has_bias || row.bias.aligned)) {
+  constexpr int N = Config::vector;
+  constexpr int stride = Config::threads * N;
+  const int column = thread * N;
+  const bool aligned = (!Config::has_weight || row.weight.aligned) && (!Config::has_bias || row.bias.aligned);
+  if (Config::hidden % N == 0 && aligned) {
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
-      if constexpr (Config::has_weight) affine[k].weight.load_aligned(row.weight.part + column + k * stride);
-      if constexpr (Config::has_bias) affine[k].bias.load_aligned(row.bias.part + column + k * stride);
+      const bool valid = Config::filled(k) || column + k * stride < columns;
+      if constexpr (Config::has_weight) affine[k].weight.load_if(row.weight.part + column + k * stride, valid);
+      if constexpr (Config::has_bias) affine[k].bias.load_if(row.bias.part + column + k * stride, valid);
     }
   } else {
+    // Rare: the text is there once.
+#pragma unroll 1
+    for (int k = 0; k < Count; ++k) {
+      Affine<Config> last;
+      last.load(row, k * Config::threads + thread, columns);
 #pragma unroll
-    for (int k = 0; k < Count; ++k) affine[k].load(row, k * Config::threads + thread, columns);
+      for (int i = 0; i + 1 < Count; ++i) affine[i] = affine[i + 1];
+      affine[Count - 1] = last;
+    }
   }
 }
 
@@ -449,6 +459,10 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
   // Vecs of the weight and bias that are on their way while others are used, the first ones while the sums are
   // exchanged: hides the L2 cache's latency. All 8 gave LayerNorm of bfloat16, 65536, 0.869 of a copy instead of 0.790;
   // larger CTAs have no registers for them, and where each serves several rows, half of them last as long.
+  constexpr bool loads_ahead = has_affine && !Config::row_scaled;
+  // Before the sums, which hide it then (65536: 0.97, and 0.84 behind them); two rows' sums need the registers (0.85
+  // and 0.96).
+  constexpr bool loads_early = loads_ahead && one_pass && together == 1 && Config::exact;
   constexpr int in_flight = Config::columns_ahead ? steps : steps == 8 && !Config::repeats ? 4 : steps > 1 ? 2 : 1;
 
   TRTC_DYNAMIC_SHARED(char, shared);
@@ -484,44 +498,69 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
 
     // ---- Each row's sum of squares; or its sum, where it is centred. Shared memory has its elements at hand each time
     // that they are read: registers are better spent on more rows in flight.
-    float total[together];
-    ThreadMoments<Config> own[together];
+    OutputRow<Held, Config> sum_out[together];
+    float shift[together] = {};
 #pragma unroll
     for (int r = 0; r < together; ++r) {
-      OutputRow<Held, Config> sum_out;
-      begin_sum(sum_out, params, row[r], place, inputs[r].sum_staging(place));
-      total[r] = 0.0f;
+      begin_sum(sum_out[r], params, row[r], place, inputs[r].sum_staging(place));
+      if constexpr (one_pass) {
+        const Vec<Held, N> first = inputs[r].first_held_at(sum_out[r], 0, thread * N, columns);
+        if (thread == 0) shift[r] = ThreadMoments<Config>::shift_from(first, columns);
+      }
+    }
+    // Not before the rows have come: 0.83 instead of 0.95 (LayerNorm, bfloat16, 16384).
+    Affine<Config> ahead[in_flight];
+    if constexpr (loads_early) load_first(ahead, affine_row, thread, columns);
+    if constexpr (one_pass) reduction.tell_in_cta(shift);
+    float total[together * (one_pass ? 2 : 1)] = {};
+#pragma unroll
+    for (int r = 0; r < together; ++r) {
+      ThreadMoments<Config> own;
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
         const int column = (k * threads + thread) * N;
-        const Vec<Held, N> value = inputs[r].first_held_at(sum_out, k, column, columns);
+        const Vec<Held, N> value =
+            one_pass && k == 0 ? inputs[r].held_at(column) : inputs[r].first_held_at(sum_out[r], k, column, columns);
         if constexpr (one_pass) {
-          own[r].add(value, k, column, columns);
+          own.add(value, shift[r], k, column, columns);
         } else {
           total[r] += Config::centred ? sum_of(value) : sum_of_squares(value);
         }
       }
-      if constexpr (one_pass) total[r] = own[r].total();
-      if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
+      if constexpr (one_pass) {
+        total[r * 2] = own.sums.of_row[0];
+        total[r * 2 + 1] = own.sums.of_row[1];
+      }
+      if constexpr (Config::added_before) sum_out[r].finish(0, columns, thread, true);
     }
-    // Not before the rows have come: 0.83 instead of 0.95 (LayerNorm, bfloat16, 16384).
-    Affine<Config> ahead[in_flight];
-    if constexpr (has_affine && !Config::row_scaled) load_first(ahead, affine_row, thread, columns);
+    if constexpr (loads_ahead && !loads_early) load_first(ahead, affine_row, thread, columns);
 
     // ---- Their statistics
     reduction.template reduce_in_cta<Sum, 0>(total);
     float told[together * values];
-    float shift[together];
     if constexpr (Config::centred) {
-      float sums[together * 2];
+      const float of_cta = columns_of_cta<Config>(place.rank);
+      bool again[together];
+      bool any = false;
 #pragma unroll
       for (int r = 0; r < together; ++r) {
-        shift[r] = shift_of<Config>(total[r], place.rank);
-        float of_row[2] = {0.0f, 0.0f};
         if constexpr (one_pass) {
-          own[r].about(shift[r], of_row);
+          told[r * values + 1] = total[r * 2];
+          told[r * values + 2] = total[r * 2 + 1];
+          again[r] = is_far(total[r * 2], total[r * 2 + 1], of_cta);
+          if (again[r]) shift[r] += shift_of<Config>(total[r * 2], place.rank);
         } else {
+          again[r] = true;
+          shift[r] = shift_of<Config>(total[r], place.rank);
+        }
+        any = any || again[r];
+      }
+      if (__builtin_expect(any, !one_pass)) {
+        float sums[together * 2];
 #pragma unroll
+        for (int r = 0; r < together; ++r) {
+          float of_row[2] = {0.0f, 0.0f};
+#pragma unroll(one_pass ? 1 : steps)
           for (int k = 0; k < steps; ++k) {
             const int column = (k * threads + thread) * N;
             const Vec<Held, N> value = inputs[r].held_at(column);
@@ -531,17 +570,22 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
             Config::clear_outside(deviation, k, column, columns);
             add_deviations(of_row, deviation);
           }
+          sums[r * 2] = of_row[0];
+          sums[r * 2 + 1] = of_row[1];
         }
-        sums[r * 2] = of_row[0];
-        sums[r * 2 + 1] = of_row[1];
-      }
-      reduction.template reduce_in_cta<Sum, 1>(sums);
+        reduction.template reduce_in_cta<Sum, 1>(sums);
 #pragma unroll
-      for (int r = 0; r < together; ++r) {
-        told[r * values] = shift[r];
-        told[r * values + 1] = sums[r * 2];
-        told[r * values + 2] = sums[r * 2 + 1];
+        for (int r = 0; r < together; ++r) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (again[r]) told[r * values + 1 + i] = sums[r * 2 + i];
+          }
+        }
+        // So that they need no registers here.
+        if constexpr (one_pass && loads_ahead) load_first(ahead, affine_row, thread, columns);
       }
+#pragma unroll
+      for (int r = 0; r < together; ++r) told[r * values] = shift[r];
     } else {
 #pragma unroll
       for (int r = 0; r < together; ++r) told[r] = total[r];
@@ -570,7 +614,7 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
       for (int k = 0; k < steps; ++k) {
         const int column = (k * threads + thread) * N;
         Affine<Config> affine;
-        if constexpr (has_affine && !Config::row_scaled) {
+        if constexpr (loads_ahead) {
           affine = ahead[k % in_flight];
           if (k + in_flight < steps) {
             ahead[k % in_flight].load(affine_row, (k + in_flight) * threads + thread, columns);
@@ -675,34 +719,28 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
         staged_shift = row_shift;
       }
 
-      // ---- The row, and its sum of squares; or its sum, where it is centred
+      // ---- The row, and its sum of squares; or its sum, or those of deviations, where it is centred
       OutputRow<Held, Config> sum_out;
       begin_sum(sum_out, params, row, place, ring.inputs.sum_staging(place), row_shift);
-      float total[1] = {0.0f};
+      float shift[1] = {0.0f};
+      float total[one_pass ? 2 : 1] = {};
       ThreadMoments<Config> own;
       Vec<Held, N> of_columns[Config::ragged && !one_pass ? steps : 1];
-      if constexpr (!Config::ragged || Config::added_before) {
-#pragma unroll
-        for (int k = 0; k < steps; ++k) {
-          const int slot = (k * threads + thread) * N;
-          const Vec<Held, N> value = ring.inputs.first_held_at(sum_out, k, slot, columns);
-          if constexpr (!Config::ragged && one_pass) own.add(value, k, slot, columns);
-          if constexpr (!Config::ragged && !one_pass) total[0] += centred ? sum_of(value) : sum_of_squares(value);
-          if constexpr (unpacked) {
-#pragma unroll
-            for (int i = 0; i < N; ++i) element[k * N + i] = value.get(i);
-          }
-        }
-      }
       if constexpr (Config::ragged) {
-        if constexpr (Config::added_before) cta_barrier();  // others' sums
+        if constexpr (Config::added_before) {
+#pragma unroll
+          for (int k = 0; k < steps; ++k) ring.inputs.first_held_at(sum_out, k, (k * threads + thread) * N, columns);
+          cta_barrier();  // others' sums
+        }
+        if (one_pass && thread == 0) shift[0] = own.shift_from(ring.inputs.held_columns(place, 0), columns);
+        if constexpr (one_pass) reduction.tell_in_cta(shift);
         RaggedSum<Config> ragged_total;
 #pragma unroll
         for (int k = 0; k < steps; ++k) {
           if (!Config::meets(k, thread, columns)) continue;
           const Vec<Held, N> value = ring.inputs.held_columns(place, k);
           if constexpr (one_pass) {
-            own.add(value, k, (k * threads + thread) * N, columns, row_shift);
+            own.add(value, shift[0], k, (k * threads + thread) * N, columns, row_shift);
           } else {
             of_columns[k] = value;
             float of_vec[N];
@@ -712,24 +750,55 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
             if constexpr (!centred) ragged_total.add_products(of_vec, of_vec);
           }
         }
-        total[0] = ragged_total.of_thread();
+        if constexpr (!one_pass) total[0] = ragged_total.of_thread();
+      } else {
+        const Vec<Held, N> first = ring.inputs.first_held_at(sum_out, 0, thread * N, columns);
+        if (one_pass && thread == 0) shift[0] = own.shift_from(first, columns);
+        if constexpr (one_pass) reduction.tell_in_cta(shift);
+#pragma unroll
+        for (int k = 0; k < steps; ++k) {
+          const int slot = (k * threads + thread) * N;
+          const Vec<Held, N> value = k == 0 ? first : ring.inputs.first_held_at(sum_out, k, slot, columns);
+          if constexpr (one_pass) {
+            own.add(value, shift[0], k, slot, columns);
+          } else {
+            total[0] += centred ? sum_of(value) : sum_of_squares(value);
+          }
+          if constexpr (unpacked) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) element[k * N + i] = value.get(i);
+          }
+        }
       }
-      if constexpr (one_pass) total[0] = own.total();
+      if constexpr (one_pass) {
+        own.sums.finish();
+        total[0] = own.sums.of_row[0];
+        total[1] = own.sums.of_row[1];
+      }
       if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
       reduction.template reduce_in_cta<Sum, 0>(total);
       if constexpr (centred) {
-        const float shift = shift_of<Config>(total[0], place.rank);
-        float deviations[2];
+        const float of_cta = columns_of_cta<Config>(place.rank);
+        bool again = true;
+        float deviations[2] = {};
         if constexpr (one_pass) {
-          own.about(shift, deviations);
+          again = is_far(total[0], total[1], of_cta);
+          deviations[0] = total[0];
+          deviations[1] = total[1];
+          if (again) shift[0] += shift_of<Config>(total[0], place.rank);
         } else {
+          shift[0] = shift_of<Config>(total[0], place.rank);
+        }
+        if (__builtin_expect(again, !one_pass)) {
           DeviationSums<Config> of_thread;
-#pragma unroll
+#pragma unroll(one_pass ? 1 : steps)
           for (int k = 0; k < steps; ++k) {
             if (!Config::meets(k, thread, columns)) continue;
             const int slot = (k * threads + thread) * N;
             Vec<Held, N> value;
-            if constexpr (Config::ragged) {
+            if constexpr (Config::ragged && one_pass) {
+              value = ring.inputs.held_columns(place, k);
+            } else if constexpr (Config::ragged) {
               value = of_columns[k];
             } else if constexpr (!unpacked) {
               value = ring.inputs.held_at(slot);
@@ -738,9 +807,9 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
 #pragma unroll
             for (int i = 0; i < N; ++i) {
               if constexpr (unpacked) {
-                deviation[i] = element[k * N + i] - shift;
+                deviation[i] = element[k * N + i] - shift[0];
               } else {
-                deviation[i] = value.get(i) - shift;
+                deviation[i] = value.get(i) - shift[0];
               }
             }
             Config::clear_outside(deviation, k, slot, columns, row_shift);
@@ -753,9 +822,9 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
           of_thread.finish();
           deviations[0] = of_thread.of_row[0];
           deviations[1] = of_thread.of_row[1];
+          reduction.template reduce_in_cta<Sum, 1>(deviations);
         }
-        reduction.template reduce_in_cta<Sum, 1>(deviations);
-        sums[0] = shift;
+        sums[0] = shift[0];
         sums[1] = deviations[0];
         sums[2] = deviations[1];
       } else {

@@ -40,7 +40,8 @@ TRTC_DEVICE Moments moments_of(const AnyRow& x, Reduction& reduction, int thread
   sums.close();
   reduction.template reduce_in_cta<Sum, 1>(sums.all);
   if constexpr (!Centred) return {0.0f, 0.0f, sums.all[1]};
-  return combined_moments<1>(shift, sums.all[0], sums.all[1], static_cast<float>(hidden), reciprocal_hidden);
+  return combined_moments<1>(shift, sums.all[0], sums.all[1], static_cast<float>(hidden), reciprocal_hidden,
+                             reciprocal_hidden);
 }
 
 template <bool Centred, int Threads, int RowsPerCta, class Params>
@@ -272,11 +273,11 @@ TRTC_DEVICE void norm_backward_rows(const Params& params) {
 template <int RowsPerGroup, class Params>
 TRTC_DEVICE void norm_backward_finish_rows(const Params& params) {
   const int gradients = (params.dweight_dtype != 0) + (params.dbias_dtype != 0);
-  const int64 column = cta_index() * 32 + thread_index() / 32;
-  const int64 offset = cta_index_y() * params.hidden + column;
-  const int columns = thread_index() % 32 == 0 && column < params.hidden ? 1 : 0;
+  const FinishedColumn<32> here;
+  const int64 offset = cta_index_y() * params.hidden + here.column();
+  const int columns = here.stores(params.hidden) ? 1 : 0;
   float sum[2];
-  finished_sums<RowsPerGroup>(params, gradients, sum);
+  here.sums(params, RowsPerGroup, gradients, sum);
   if (params.dweight_dtype != 0) {
     const float of_weight[1] = {sum[0]};
     any_row(params.dweight, params.dweight_dtype, offset, columns).store(of_weight, 0);

@@ -118,19 +118,26 @@ struct Moments {
 // The moments of a row of several CTAs, from what each found about a shift of its own, near its mean: the shift and the
 // sums of deviations and of their squares (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
 // computing sample variances", 1979). Lane i of a group of `Ctas` has those of CTA i, which holds `columns` of the row.
+// Nothing is divided: that calls a function, around which registers are spilled.
 // Less than 2^-18 of what it is the difference of is rounding: then there is no variance, as in a row of equal
 // elements, and the mean is the nearest float, which is that element.
 template <int Ctas>
 TRTC_DEVICE Moments combined_moments(float shift, float deviations, float squares, float columns,
-                                     float reciprocal_hidden) {
-  const float common = Ctas == 1 ? shift : shuffle_from(shift, 0);
-  const float own = divide(deviations, columns);
-  const float offset = columns == 0.0f ? 0.0f : (shift - common) + own;
-  float rest = reduce_lanes<Sum, Ctas>(columns * offset) * reciprocal_hidden;
-  const float from_mean = offset - rest;
-  const float about_own = columns == 0.0f ? 0.0f : fused_multiply_add(-own, deviations, squares);
-  float about_mean = reduce_lanes<Sum, Ctas>(fused_multiply_add(columns * from_mean, from_mean, about_own));
-  const float about_common = reduce_lanes<Sum, Ctas>(fused_multiply_add(columns * offset, offset, squares));
+                                     float reciprocal_columns, float reciprocal_hidden) {
+  float common = shift;
+  const float own = deviations * reciprocal_columns;
+  float rest = own;
+  float about_mean = fused_multiply_add(-own, deviations, squares);
+  float about_common = squares;
+  if constexpr (Ctas > 1) {
+    common = shuffle_from(shift, 0);
+    const float offset = columns == 0.0f ? 0.0f : (shift - common) + own;
+    rest = reduce_lanes<Sum, Ctas>(columns * offset) * reciprocal_hidden;
+    const float from_mean = offset - rest;
+    const float about_own = columns == 0.0f ? 0.0f : about_mean;
+    about_mean = reduce_lanes<Sum, Ctas>(fused_multiply_add(columns * from_mean, from_mean, about_own));
+    about_common = reduce_lanes<Sum, Ctas>(fused_multiply_add(columns * offset, offset, squares));
+  }
   if (about_mean < 0x1p-18f * about_common) {
     about_mean = 0.0f;
     rest = (common + rest) - common;
@@ -138,25 +145,33 @@ TRTC_DEVICE Moments combined_moments(float shift, float deviations, float square
   return {common, rest, about_mean};
 }
 
-// The columns that CTA `rank` of those that share a row holds.
+// The columns that CTA `rank` of those that share a row holds, and the inverse; 0 where there are none.
 template <class Config>
 TRTC_DEVICE float columns_of_cta(int rank) {
   constexpr int slice = Config::slice;
   return static_cast<float>(Config::exact ? slice : max(0, min(Config::hidden - rank * slice, slice)));
 }
+template <class Config>
+TRTC_DEVICE float reciprocal_columns_of_cta(int rank) {
+  constexpr int slice = Config::slice;
+  constexpr int before_last = (Config::hidden - 1) / slice;  // CTAs
+  constexpr float of_last = 1.0f / static_cast<float>(Config::hidden - before_last * slice);
+  if constexpr (Config::exact) return of_last;
+  return rank < before_last ? 1.0f / slice : rank == before_last ? of_last : 0.0f;
+}
 
 // A CTA's shift: about its part of the row's mean.
 template <class Config>
 TRTC_DEVICE float shift_of(float sum, int rank) {
-  const float columns = columns_of_cta<Config>(rank);
-  return columns == 0.0f ? 0.0f : divide(sum, columns);
+  return sum * reciprocal_columns_of_cta<Config>(rank);
 }
 
 // The moments of a row from {shift, deviations, squares} as the row's CTAs have told each other.
 template <class Config>
 TRTC_DEVICE Moments row_moments(float shift, float deviations, float squares, int thread) {
-  return combined_moments<Config::ctas_per_row>(
-      shift, deviations, squares, columns_of_cta<Config>(thread % Config::ctas_per_row), 1.0f / Config::hidden);
+  const int rank = thread % Config::ctas_per_row;
+  return combined_moments<Config::ctas_per_row>(shift, deviations, squares, columns_of_cta<Config>(rank),
+                                                reciprocal_columns_of_cta<Config>(rank), 1.0f / Config::hidden);
 }
 
 // Which row of per-head weights belongs to a row: the last of its leading dimensions.
@@ -240,70 +255,39 @@ struct DeviationSums {
   }
 };
 
-// The same of a thread's elements in one pass over them: about a shift of its own at first, and about that of all
-// threads when they have found it. Its shift is the mean of its first Vec but for the largest and the smallest element,
-// so that a single one far from the others does not move it; in the elements' type, so that most differences are exact.
-// Even where more than one are far, it is at most sqrt(steps * N / (N - 2)) standard deviations from the mean of
-// `steps` Vecs, and the squares of eight lose 3.4 of 24 bits, in their sum alone: what moves it errs by 2 u.
-// For rows of 16 bits and outputs of 16 or fewer, whose kernels have no instruction to spare (bfloat16, 65536: 18.7 an
-// element instead of 20.6).
+// The same of a thread's elements in one pass over them, about a shift that the row's threads in a CTA have before they
+// know the mean: the mean of the first Vec of their part but for the largest and the smallest element, so that a single
+// one far from the others does not move it; in the elements' type, so that most differences are exact.
+// For rows of 16 bits and outputs of 16 or fewer, whose kernels have no instruction to spare.
 template <class Config>
 struct ThreadMoments {
   enum : int { N = Config::vector };
-  int count = 0;
-  float shift = 0.0f;
   DeviationSums<Config> sums;
 
-  // The elements of Vec k, from the part's `column` on, in places from `first` on. Those outside are 0.
+  // From the part's first Vec, of which elements outside are 0.
   template <class T>
-  TRTC_DEVICE void add(const Vec<T, N>& value, int k, int column, int columns, int first = 0) {
+  static TRTC_DEVICE float shift_from(const Vec<T, N>& value, int columns) {
     float element[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) element[i] = value.get(i);
-    const int inside = Config::filled(k) ? static_cast<int>(N) : max(0, min(columns - column, static_cast<int>(N)));
-    count += inside;
-    if (k == 0) {
-      shift = trimmed_mean(element);
-      if ((Config::ragged || Config::hidden % N != 0) && inside < N) {
-        shift = inside == 0 ? 0.0f : divide(sum(element), static_cast<float>(inside));
-      }
-      Vec<T, 2> rounded;
-      rounded.set(0, shift, shift);
-      shift = rounded.get(0);
-    }
+    float shift = trimmed_mean(element);
+    if (columns < N) shift = columns <= 0 ? 0.0f : divide(sum(element), static_cast<float>(columns));
+    Vec<T, 2> rounded;
+    rounded.set(0, shift, shift);
+    return rounded.get(0);
+  }
+
+  // The elements of Vec k, from the part's `column` on, in places from `first` on.
+  template <class T>
+  TRTC_DEVICE void add(const Vec<T, N>& value, float shift, int k, int column, int columns, int first = 0) {
+    float deviation[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) element[i] -= shift;
-    Config::clear_outside(element, k, column, columns, first);
-    sums.add(element);
-  }
-  // What all elements add up to. Once, behind all.
-  TRTC_DEVICE float total() {
-    sums.finish();
-    return fused_multiply_add(static_cast<float>(count), shift, sums.of_row[0]);
-  }
-  TRTC_DEVICE void about(float common, float (&found)[2]) const {
-    // sum + n * offset and squares + offset * (2 * sum + n * offset), with what each operation rounds off.
-    const float n = static_cast<float>(count), sum = sums.of_row[0];
-    float of_offset, of_sum, of_both;
-    const float offset = exact_sum(shift, -common, of_offset);
-    const float moved = n * offset;
-    const float of_moved = fused_multiply_add(n, of_offset, fused_multiply_add(n, offset, -moved));
-    const float moved_sum = exact_sum(sum, moved, of_sum);
-    of_sum += of_moved;
-    const float both = exact_sum(sum, moved_sum, of_both);
-    found[0] = moved_sum + of_sum;
-    found[1] = fused_multiply_add(offset, both, sums.of_row[1]) +
-               fused_multiply_add(offset, of_both + of_sum, both * of_offset);
+    for (int i = 0; i < N; ++i) deviation[i] = value.get(i) - shift;
+    Config::clear_outside(deviation, k, column, columns, first);
+    sums.add(deviation);
   }
 
  private:
-  // a + b, and what rounding takes from it (Knuth, "The Art of Computer Programming", volume 2, 4.2.2).
-  static TRTC_DEVICE float exact_sum(float a, float b, float& rest) {
-    const float sum = a + b;
-    const float of_b = sum - a;
-    rest = (a - (sum - of_b)) + (b - of_b);
-    return sum;
-  }
   // In an order that does not depend on where a ragged row's elements begin.
   static TRTC_DEVICE float sum(const float (&element)[N]) {
     RaggedSum<Config> of_vec;
@@ -314,16 +298,29 @@ struct ThreadMoments {
     if constexpr (N < 4) {
       return sum(element) * (1.0f / N);
     } else {
-      float most = element[0], least = element[0];
+      // In pairs: the row waits for it.
+      float most[N], least[N];
 #pragma unroll
-      for (int i = 1; i < N; ++i) {
-        most = larger(most, element[i]);
-        least = -larger(-least, -element[i]);
+      for (int i = 0; i < N; ++i) most[i] = least[i] = element[i];
+#pragma unroll
+      for (int distance = N / 2; distance >= 1; distance /= 2) {
+#pragma unroll
+        for (int i = 0; i < distance; ++i) {
+          most[i] = larger(most[i], most[i + distance]);
+          least[i] = -larger(-least[i], -least[i + distance]);
+        }
       }
-      return (sum(element) - most - least) * (1.0f / (N - 2));
+      return (sum(element) - most[0] - least[0]) * (1.0f / (N - 2));
     }
   }
 };
+
+// Whether a shift is more than sqrt(2) standard deviations from the mean of those `columns` elements whose deviations
+// from it these are the sums of: then the sum of squares about the mean loses more than 1.6 of its 24 bits. Of normally
+// distributed elements one part of 10000 has such a shift.
+TRTC_DEVICE bool is_far(float deviations, float squares, float columns) {
+  return deviations * deviations > (2.0f / 3.0f) * columns * squares;
+}
 
 // An array of columns, such as the weight, as the Vecs of a CTA's slots need it. No vector fits it for a ragged row: a
 // CTA keeps it in shared memory, each thread its own Vecs, and brings it again for a row of another shift. As floats
@@ -402,46 +399,68 @@ TRTC_DEVICE int64 partial_offset(int64 row, int gradient, int gradients, int64 h
   return (row * gradients + gradient) * ((hidden + 7) / 8 * 8);
 }
 
-// A second launch adds up the rows of partial sums, those of each head. A CTA has 32 columns; its 32 warps share
-// the rows, `RowsPerGroup` of each group of the first launch. Warp i returns the sums of column i, of all gradients:
-// one after the other, they would wait for memory twice.
-template <int RowsPerGroup, int Most, class Params>
-TRTC_DEVICE void finished_sums(const Params& params, int gradients, float (&all)[Most]) {
-  const int lane = thread_index() % 32, warp = thread_index() / 32;
-  const int64 column = cta_index() * 32 + lane;
-  const int64 rows = static_cast<int64>(params.groups) * RowsPerGroup;
-  const int64 step = 32 * static_cast<int64>(params.heads);
-  const float* partials = static_cast<const float*>(params.partials) + column;
-  TRTC_SHARED(float, sums, Most * 32 * 33);
-  float sum[Most] = {};
-  if (column < params.hidden) {
-    // Batches without a rest: what is behind the last row is not read.
-    constexpr int batch = 8;
+// How many of them a group of CTAs leaves that holds `rows` rows together: one for each head where it has all of them
+// as often, and else one for each row.
+TRTC_DEVICE int partial_rows(int rows, uint32 heads) {
+  return rows % static_cast<int>(heads) == 0 ? static_cast<int>(heads) : rows;
+}
+
+// A second launch adds up the rows of partial sums, those of each head. A CTA of 32 warps has `Columns` columns; each
+// of its warps reads `32 / Columns` rows at a time. The sums of column i are warp i's.
+template <int Columns>
+struct FinishedColumn {
+  enum : int { rows_at_once = 32 / Columns };
+  int lane = thread_index() % 32;
+  int warp = thread_index() / 32;
+
+  TRTC_DEVICE int64 column() const { return cta_index() * Columns + warp; }
+  TRTC_DEVICE bool stores(int64 hidden) const { return lane == 0 && warp < Columns && column() < hidden; }
+
+  // Of all gradients: one after the other, they would wait for memory twice.
+  template <int Most, class Params>
+  TRTC_DEVICE void sums(const Params& params, int rows_per_group, int gradients, float (&all)[Most]) const {
+    const int64 own = cta_index() * Columns + lane % Columns;
+    const int64 rows = static_cast<int64>(params.groups) * rows_per_group;
+    const int64 step = 32 * rows_at_once * static_cast<int64>(params.heads);
+    const int64 first = cta_index_y() + (warp * rows_at_once + lane / Columns) * static_cast<int64>(params.heads);
+    const float* partials = static_cast<const float*>(params.partials) + own;
+    TRTC_SHARED(float, of_warps, Most * Columns * 33);
+    float sum[Most] = {};
+    if (own < params.hidden) {
+      // Batches without a rest: what is behind the last row is not read.
+      constexpr int batch = 8;
 #pragma unroll 1
-    for (int64 row = cta_index_y() + warp * static_cast<int64>(params.heads); row < rows; row += batch * step) {
-      float of_row[batch][Most] = {};
+      for (int64 row = first; row < rows; row += batch * step) {
+        float of_row[batch][Most] = {};
 #pragma unroll
-      for (int k = 0; k < batch; ++k) {
-        const int64 here = row + k * step;
+        for (int k = 0; k < batch; ++k) {
+          const int64 here = row + k * step;
 #pragma unroll
-        for (int i = 0; i < Most; ++i) {
-          if (here < rows && i < gradients) {
-            of_row[k][i] = partials[partial_offset(here, i, gradients, params.hidden)];
+          for (int i = 0; i < Most; ++i) {
+            if (here < rows && i < gradients) {
+              of_row[k][i] = partials[partial_offset(here, i, gradients, params.hidden)];
+            }
           }
         }
-      }
 #pragma unroll
-      for (int k = 0; k < batch; ++k) {
+        for (int k = 0; k < batch; ++k) {
 #pragma unroll
-        for (int i = 0; i < Most; ++i) sum[i] += of_row[k][i];
+          for (int i = 0; i < Most; ++i) sum[i] += of_row[k][i];
+        }
       }
     }
+#pragma unroll
+    for (int i = 0; i < Most; ++i) {
+#pragma unroll
+      for (int distance = 16; distance >= Columns; distance /= 2) sum[i] += shuffle_xor(sum[i], distance);
+      if (lane < Columns) of_warps[(i * Columns + lane) * 33 + warp] = sum[i];
+    }
+    cta_barrier();
+#pragma unroll
+    for (int i = 0; i < Most; ++i) {
+      all[i] = reduce_lanes<Sum, 32>(of_warps[(i * Columns + warp % Columns) * 33 + lane]);
+    }
   }
-#pragma unroll
-  for (int i = 0; i < Most; ++i) sums[(i * 32 + lane) * 33 + warp] = sum[i];
-  cta_barrier();
-#pragma unroll
-  for (int i = 0; i < Most; ++i) all[i] = reduce_lanes<Sum, 32>(sums[(i * 32 + warp) * 33 + lane]);
-}
+};
 
 }  // namespace trtc

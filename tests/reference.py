@@ -13,10 +13,10 @@ the addition of eps err by u each. The root halves all that. rstd is kept as a p
 
 mean. It is a shift within LONGEST u of the mean of magnitudes, and the mean of the deviations from that, each exact or
 within u: SUM u of the mean of their magnitudes. The sum of squares about the shift is as much larger as the shift's
-error squared. LayerNorm of 16-bit rows and outputs of no more first sums each thread's deviations from a shift of its
-own. They are as large as those from the mean, but where several elements of its first Vec, and none of its others, are
-far from the mean: there up to 1 + steps N / (N - 2) times as large, and overflow as much earlier. Of rows made so, rstd
-erred by up to 3 times what is counted here and the mean by up to 1.7 times; y never by more than is counted.
+error squared. LayerNorm of 16-bit rows and outputs of no more takes both from a shift which it has before the mean, and
+again from a better one where that is more than sqrt(2) standard deviations from the mean: by so much the magnitudes are
+larger at most, and by its square the squares. What leads from the shift to the mean errs by 3 u of it, and its square
+by 6 u.
 
 y. A deviation errs by u in each of two subtractions and by the mean's error, weight + offset by u. The two products err
 by u together where y is float32, for the first one's error is corrected; elsewhere by u each, and by u because rstd is
@@ -105,17 +105,21 @@ class _Statistics(NamedTuple):
     shift_error: np.ndarray
 
 
-def _statistics(x: np.ndarray, centred: bool, eps: float) -> _Statistics:
+def _statistics(x: np.ndarray, centred: bool, eps: float, shifted: bool = False) -> _Statistics:
+    """Return them; `shifted`: found from a shift that is not the mean."""
     zero = np.zeros((*x.shape[:-1], 1))
     mean = x.mean(axis=-1, keepdims=True) if centred else zero
     mean = np.where(np.isinf(mean), np.nan, mean)  # deviations from it are no numbers
     deviation = x - mean
     squares = np.mean(deviation * deviation, axis=-1, keepdims=True)
     shift_error = mean_error = zero
+    # Of the shift's distance from the mean, the most.
+    distance = np.sqrt(2 * squares) if shifted else zero
     if centred:
         shift_error = LONGEST * U * np.abs(x).mean(axis=-1, keepdims=True)
-        mean_error = SUM * U * (np.abs(deviation).mean(axis=-1, keepdims=True) + shift_error) + _SMALLEST
-    of_squares = (SUM + 2 * centred) * U * (squares + shift_error**2)
+        magnitudes = np.abs(deviation).mean(axis=-1, keepdims=True) + shift_error + distance
+        mean_error = U * (SUM * magnitudes + 3 * distance) + _SMALLEST
+    of_squares = U * ((SUM + 2 * centred) * (squares + shift_error**2 + distance**2) + 6 * distance**2)
     rstd_error = 0.5 * (of_squares / (squares + _float32(eps)) + 2 * U)
     return _Statistics(mean, 1.0 / np.sqrt(squares + _float32(eps)), mean_error, rstd_error, shift_error)
 
@@ -137,10 +141,11 @@ def forward(
     out: DType = FLOAT32,
 ) -> dict[str, Expected]:
     """Return out, mean and rstd. `residual` is added to y; for what is added before, x is what `added` returns."""
+    shifted = centred and x.dtype.itemsize < 4 and out.bytes < 4
     x, b, r = _wide(x), _wide(bias), _wide(residual)
     w = np.float64(1.0) if weight is None else _wide(weight) + _float32(weight_offset)
     with np.errstate(all="ignore"):
-        s = _statistics(x, centred, eps)
+        s = _statistics(x, centred, eps, shifted)
         normal = (x - s.mean) * s.rstd
         products = 3 if out is not FLOAT32 else 0 if bias is None and residual is None else 1
         relative = s.rstd_error + U * ((weight is not None) + products + 2 * centred)

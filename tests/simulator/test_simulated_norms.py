@@ -274,12 +274,12 @@ def test_rows_together_have_the_bits_that_each_has_alone(
 
 
 def test_rows_are_together_only_where_they_share_a_weight_and_vectors_fit_them():
-    case = forward_case("layer_norm", 4, 32768, BFLOAT16, bias=BFLOAT16)
+    case = forward_case("layer_norm", 4, 131072, BFLOAT16, bias=BFLOAT16)
     alone = {
         "heads": {"heads": 2},
         "a scale of each row": {"out": INT8, "scaling": BY_ROW},
         "a residual": {"operator": "add_layer_norm", "residual": BFLOAT16},
-        "no vector": {"hidden": 32767},
+        "no vector": {"hidden": 131071},
     }
     assert case.specialise(ARCHITECTURES[90])[0].config.together == 2
     for what, change in alone.items():
@@ -406,19 +406,23 @@ def hold_large_mean(rows, hidden, static, rng):
 )  # fmt: skip
 @pytest.mark.parametrize("operator", ["layer_norm", "add_layer_norm"])
 def test_what_a_thread_has_first_may_be_far_from_its_other_elements(operator, hidden, dtype, out, rng):
-    # Kernels that take a row's moments in one pass begin with the mean of that.
+    # Kernels that take a row's moments in one pass begin with a shift from the first Vec; where that is far from the
+    # mean, they take them again.
     config = forward_case(operator, 1, hidden, dtype, out=out).specialise(ARCHITECTURES[90])[0].config
     first = np.arange(hidden) < config.threads_per_row * config.vector
     other = np.arange(hidden) % config.vector == 0
-    x = rng.standard_normal((6, hidden))
-    x += np.array([[1e3], [1e4], [-3e4], [0], [0], [0]]) * first
-    x *= np.where(np.array([[0], [1], [1], [0], [0], [0]]) & ~first, 1e-2, 1)
+    x = rng.standard_normal((9, hidden))
+    x[:6] += np.array([[1e3], [1e4], [-3e4], [0], [0], [0]]) * first
+    x[:6] *= np.where(np.array([[0], [1], [1], [0], [0], [0]]) & ~first, 1e-2, 1)
     x[3] *= np.where(other, 1e3, 1)
     x[4] *= np.where(first, 1e-4, 1)
     x[5, 0] = 3e4
+    x[6, : config.vector] += 3e4
+    x[7, : config.vector // 2] -= 3e4
+    x[8, 1 : config.vector] += 1e2
     x = x.astype(reference.NUMPY_TYPES[dtype])
     # Many CTAs about one level have terms of one size, whose errors are not independent in any kernel.
-    x = x[3:5] if config.ctas_per_row > 2 else x
+    x = x[[3, 4, 6, 7, 8]] if config.ctas_per_row > 2 else x
     weight, bias = (reference.random_weight(rng, hidden, dtype) for _ in range(2))
     expected = reference.forward(True, x, weight, bias, out=out)
     given = [x] if operator == "layer_norm" else [x, np.zeros_like(x)]

@@ -177,10 +177,10 @@ _FORWARD = {
         _Entry(512, 1, 128, 4, in_shared=True),  # 4096: 0.959; by 64 threads 0.953
         _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.997
         _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.992
-        _Entry(4096, 2, 256, 8, in_shared=True, together=2),  # 32768: 0.966; one row 0.942
-        _Entry(8192, 8, 128, 8, in_shared=True),  # 65536: 0.910; by a cluster of 4 0.874, two rows 0.823
-        _Entry(16384, 4, 512, 8, in_shared=True),  # 131072: 0.879; two rows 0.792, in turn 0.795
-        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.740; without turns 0.734
+        _Entry(4096, 2, 256, 8, in_shared=True),  # 32768: 0.990; two rows together 0.972
+        _Entry(8192, 8, 128, 8, in_shared=True),  # 65536: 0.972; by a cluster of 4 0.945, two rows 0.917
+        _Entry(16384, 8, 256, 8, in_shared=True, together=2),  # 131072: 0.918; one row 0.895, by a cluster of 4 0.891
+        _Entry(32768, 16, 256, 8, in_shared=True, together=2),  # 262144: 0.860; one row 0.827, in turn 0.799
     ),
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 4),  # 256: 1.04
@@ -234,21 +234,23 @@ _FORWARD_SIZES = {
     ("layer_norm", 2): (
         _Entry(96, 1, 32, 3),  # 768: 0.949, 0.845
         _Entry(192, 1, 32, 6, in_shared=True),  # 1536: 0.945, 0.829
-        _Entry(288, 1, 96, 3),  # 2304: 0.928, 0.751
+        _Entry(288, 1, 96, 3, in_shared=True),  # 2304: 0.947, 0.751
         _Entry(320, 1, 64, 5, in_shared=True),  # 2560: 0.968, 0.836
         _Entry(448, 1, 64, 7, in_shared=True),  # 3584: 0.971, 0.952
+        _Entry(480, 1, 96, 5, in_shared=True),  # 3840: 0.983, 0.944
         _Entry(896, 1, 128, 7, in_shared=True),  # 7168: 0.968, 0.950
-        _Entry(1280, 1, 256, 5, in_shared=True),  # 10240: 0.974, 0.814
+        _Entry(1280, 1, 320, 4, in_shared=True),  # 10240: 0.992, 0.814
         _Entry(1600, 1, 320, 5, in_shared=True),  # 12800: 0.992, 0.882
         _Entry(1920, 1, 320, 6, in_shared=True),  # 15360: 0.978, 0.929
-        _Entry(2304, 2, 192, 6, in_shared=True, together=2),  # 18432: 0.966, 0.941
-        _Entry(3072, 4, 128, 6, in_shared=True, together=2),  # 24576: 0.928, 0.909
+        _Entry(2304, 1, 384, 6, in_shared=True),  # 18432: 0.992, 0.941
+        _Entry(2560, 1, 320, 8, in_shared=True),  # 20480: 0.974, 0.937
+        _Entry(3072, 2, 192, 8, in_shared=True),  # 24576: 0.990, 0.909
         _Entry(3200, 4, 160, 5, in_shared=True, together=2),  # 25600: 0.933, 0.922
-        _Entry(3840, 2, 384, 5, in_shared=True, together=2),  # 30720: 0.935, 0.872
+        _Entry(3840, 2, 320, 6, in_shared=True, together=2),  # 30720: 0.948, 0.872
         _Entry(5120, 4, 256, 5, in_shared=True, together=2),  # 40960: 0.903, 0.774
-        _Entry(7168, 4, 256, 7, in_shared=True, together=2),  # 57344: 0.903, 0.792
-        _Entry(12288, 8, 224, 7, in_shared=True),  # 98304: 0.818, 0.801
-        _Entry(24576, 16, 256, 6, in_shared=True, stages=3),  # 196608: 0.772, 0.716
+        _Entry(7168, 8, 128, 7, in_shared=True, together=2),  # 57344: 0.927, 0.792
+        _Entry(12288, 8, 192, 8, in_shared=True),  # 98304: 0.938, 0.801
+        _Entry(24576, 16, 192, 8, in_shared=True),  # 196608: 0.893, 0.716
     ),
     ("layer_norm", 4): (
         _Entry(192, 1, 64, 3, in_shared=True),  # 768: 0.949, 0.882

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..dispatch import LaunchRule, Request
 from ..spec import Field, KernelSpec, Params
-from .norm_kernels import FINISH_FIELDS, FINISH_RULE, REALS, partial_bytes
+from .norm_kernels import FINISH_FIELDS, FINISH_THREADS, REALS, partial_bytes
 from .programs import (
     GEOMETRY,
     HEADS,
@@ -57,6 +57,7 @@ _BACKWARD = Params(
         *dtypes("weight", "dweight", "dbias"),
     )
 )
+_FINISH_RULE = LaunchRule(threads=FINISH_THREADS, columns_per_cta=32)
 _FINISH = Params((*pointers("dweight", "dbias"), *FINISH_FIELDS, *dtypes("dweight", "dbias")))
 
 
@@ -76,7 +77,7 @@ def _kernels() -> dict[str, GeneralKernel]:
                 )
     for heads, per_group in ((False, 1), (True, _BATCH)):
         found[f"norm_backward_finish{_of_heads(heads)}"] = GeneralKernel(
-            _FINISH, FINISH_RULE.threads, f"norm_backward_finish_rows<{per_group}>"
+            _FINISH, FINISH_THREADS, f"norm_backward_finish_rows<{per_group}>"
         )
     return found
 
@@ -109,7 +110,7 @@ def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     partials = partial_bytes(request.columns, gradients, _BATCH if request.per_head else 1)
     rule = LaunchRule(threads * rows, _BATCH, partial_bytes=partials, persistent=True, whole_heads=request.per_head)
     first = (f"{norm}_backward_{shape}{heads}", rule)
-    return (first, (f"norm_backward_finish{heads}", FINISH_RULE)) if gradients else (first,)
+    return (first, (f"norm_backward_finish{heads}", _FINISH_RULE)) if gradients else (first,)
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,18 @@ from .programs import (
 __all__ = [
     "EARLY_ARCHITECTURE",
     "FINISH_FIELDS",
-    "FINISH_RULE",
+    "FINISH_THREADS",
     "REALS",
     "BackwardSpec",
     "FinishSpec",
     "ForwardSpec",
+    "finish_columns",
     "partial_bytes",
 ]
 
 
-_REGISTERS_OF_MULTIPROCESSOR = 65536
+# Each quarter of a multiprocessor has registers for as many warps as have so many of a thread together.
+_REGISTERS_OF_QUARTER = 512
 
 
 class _RowSpec(KernelSpec):
@@ -73,7 +75,8 @@ class _RowSpec(KernelSpec):
         if config.exchange == "grid" or resident < 2:
             bounds += ", 1"
         elif self._registers:
-            bounds += f", {max(1, min(resident, _REGISTERS_OF_MULTIPROCESSOR // (config.threads * self._registers)))}"
+            warps = 4 * (_REGISTERS_OF_QUARTER // self._registers)
+            bounds += f", {max(1, min(resident, 32 * warps // config.threads))}"
         ways = {
             "clusters": config.clusters,
             "in_shared": config.in_shared,
@@ -412,7 +415,7 @@ class BackwardSpec(_RowSpec):
 
     @property
     def rows_per_group(self) -> int:
-        """Rows of partial sums that a group of CTAs leaves."""
+        """The most rows of partial sums that a group of CTAs leaves (trtc::partial_rows)."""
         return self.config.rows_per_cta if self.per_head else 1
 
     @property
@@ -432,6 +435,11 @@ def partial_bytes(hidden: int, gradients: int, rows_per_group: int) -> int:
     return 4 * gradients * rows_per_group * (-(-hidden // 8) * 8)
 
 
+def finish_columns(hidden: int) -> int:
+    """Return how many columns a CTA of the second launch has: few where else few CTAs would have many rows each."""
+    return 8 if hidden <= 2048 else 32
+
+
 FINISH_FIELDS = (
     Field("partials", "pointer", "partials"),
     Field("hidden", "int32", "columns"),
@@ -440,8 +448,8 @@ FINISH_FIELDS = (
 )
 # The first one whose launches may begin before the one before them has ended.
 EARLY_ARCHITECTURE = 90
-# A CTA of trtc::norm_backward_finish.
-FINISH_RULE = LaunchRule(threads=1024, columns_per_cta=32)
+# trtc::FinishedColumn has 32 warps.
+FINISH_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -453,7 +461,9 @@ class FinishSpec(KernelSpec):
     dweight, dbias : DType or None
         None: it is not asked for.
     rows_per_group : int
-        Rows of partial sums that each group of CTAs has left.
+        Rows that each group of CTAs has held together.
+    columns : int
+        Of a CTA.
     early : bool
         Whether it may begin before the first launch has ended.
     """
@@ -461,6 +471,7 @@ class FinishSpec(KernelSpec):
     dweight: DType | None
     dbias: DType | None
     rows_per_group: int
+    columns: int
     early: bool
 
     @property
@@ -468,7 +479,7 @@ class FinishSpec(KernelSpec):
         parts = ["norm_backward_finish"]
         parts += [f"dweight_{self.dweight.symbol}"] if self.dweight else []
         parts += [f"dbias_{self.dbias.symbol}"] if self.dbias else []
-        parts.append(f"r{self.rows_per_group}")
+        parts.append(f"r{self.rows_per_group}_c{self.columns}")
         return "_".join((*parts, *present(early=self.early)))
 
     @property
@@ -483,9 +494,14 @@ class FinishSpec(KernelSpec):
     def program(self) -> str:
         types = [(dtype or FLOAT32).text for dtype in (self.dweight, self.dbias)]
         flags = [literal(dtype is not None) for dtype in (self.dweight, self.dbias)]
-        arguments = ", ".join((*types, *flags, str(self.rows_per_group), literal(self.early)))
+        numbers = (str(self.rows_per_group), str(self.columns))
+        arguments = ", ".join((*types, *flags, *numbers, literal(self.early)))
         return (
             '#include "norm_backward.cu"\n\n'
             f"{self.params.text('Params')}"
-            f"{entry(self.symbol, f'norm_backward_finish<{arguments}>', FINISH_RULE.threads)}"
+            f"{entry(self.symbol, f'norm_backward_finish<{arguments}>', FINISH_THREADS)}"
         )
+
+    @property
+    def launch_rule(self) -> LaunchRule:
+        return LaunchRule(threads=FINISH_THREADS, columns_per_cta=self.columns, early=self.early)

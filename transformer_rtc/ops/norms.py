@@ -19,7 +19,7 @@ from ..spec import (
 from . import norm_general
 from .norm_configurations import configure, configure_backward
 from .norm_general import GeneralSpec
-from .norm_kernels import EARLY_ARCHITECTURE, FINISH_RULE, BackwardSpec, FinishSpec, ForwardSpec
+from .norm_kernels import EARLY_ARCHITECTURE, BackwardSpec, FinishSpec, ForwardSpec, finish_columns
 
 __all__ = [
     "add_layer_norm",
@@ -111,8 +111,8 @@ class _NormFamily:
         if dweight is None and dbias is None:
             return (first,)
         early = limits.architecture >= EARLY_ARCHITECTURE
-        finish = FinishSpec(dweight, dbias, spec.rows_per_group, early)
-        return first, (finish, FINISH_RULE._replace(early=early))
+        finish = FinishSpec(dweight, dbias, spec.rows_per_group, finish_columns(request.columns), early)
+        return first, (finish, finish.launch_rule)
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
         _check(request)
