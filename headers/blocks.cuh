@@ -50,14 +50,15 @@ struct Blocks {
   // the part's.
   template <class T>
   TRTC_DEVICE void fetch(T* shared, const T* part, bool aligned, uint32 fill) const {
-    fetch_blocks(shared, part, aligned, false, fill);
+    fetch_blocks(shared, part, aligned, fill, false, false);
   }
   // The same where these columns may have anything, so that copies bring all: of two arrays, a row would wait for the
   // elements of one after those of the other (bfloat16, backward, 16385: 0.83 of a copy instead of 0.93; forward, of
-  // one array, 0.95 and, with blank() behind it, 0.92). `before`: whether there is memory of the array before the part.
+  // one array, 0.95 and, with blank() behind it, 0.92). `before`, `behind`: whether there is memory of the array beside
+  // the part there; else it must not be touched, as a copy of a part of a block does (compute-sanitizer).
   template <class T>
-  TRTC_DEVICE void fetch_beside(T* shared, const T* part, bool aligned, bool before) const {
-    fetch_blocks(shared, part, aligned, true, 0, before);
+  TRTC_DEVICE void fetch_beside(T* shared, const T* part, bool aligned, bool before, bool behind) const {
+    fetch_blocks(shared, part, aligned, 0, before, behind);
   }
 
   // Whether the first or the last block has anything but columns of the part.
@@ -91,8 +92,7 @@ struct Blocks {
 
  private:
   template <class T>
-  TRTC_DEVICE void fetch_blocks(T* shared, const T* part, bool aligned, bool may_have_anything, uint32 fill,
-                                bool before = false) const {
+  TRTC_DEVICE void fetch_blocks(T* shared, const T* part, bool aligned, uint32 fill, bool before, bool behind) const {
     constexpr int bytes = Vec<T, N>::bytes;
     constexpr int piece = bytes < 16 ? bytes : 16;
     constexpr int of_piece = piece / static_cast<int>(sizeof(T));
@@ -119,7 +119,7 @@ struct Blocks {
       if (block % Threads != thread || whole.has(block)) continue;
       const T* from = part + column(block);
       const int begins = max(-column(block), 0), ends = min(columns - column(block), N);
-      if (may_have_anything && aligned && (begins == 0 || before)) {
+      if (aligned && (begins == 0 || before) && (ends == N || behind)) {
 #pragma unroll
         for (int i = 0; i < N; i += of_piece) {
           const int size = static_cast<int>(sizeof(T));

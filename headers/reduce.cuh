@@ -47,8 +47,8 @@ TRTC_DEVICE float reduce_lanes(float value) {
   return value;
 }
 
-// Adds up values, as many as a power of two, over the lanes that have the same place among `Lanes / Count`: group i of
-// these has value i then, as the first one.
+// Adds up values, as many as a power of two: each in one of as many groups of neighbouring lanes, whose lanes add up
+// what those in their place in the others have of it. In group i, values[0] is what is left of value i then.
 template <class Operation, int Lanes, int Count>
 TRTC_DEVICE void fold(float (&values)[Count]) {
   const int lane = thread_index() % Lanes;
@@ -72,8 +72,8 @@ struct GridWorkspace {
 };
 
 // Reduces values of a row over all threads of the row. Every thread of every CTA that takes part calls begin() once,
-// and then, for each row, of which there is one at least: tell_in_cta() and reduce_in_cta() with each `Use` once,
-// gather() or send() and receive(), and where `Repeats` next_row(). A receive() may come one send() late.
+// and then, for each row, of which there is one at least: tell_in_cta() and reduce_in_cta() with `Use` 0, 1 ... in
+// turn, gather() or send() and receive(), and where `Repeats` next_row(). A receive() may come one send() late.
 //
 // Buffers are used in turn, so that one barrier a use or a gather is enough. Between CTAs there are as many as rows are
 // sent, or 2; 4 where receive() comes late by `lag` = 1: whoever sends the values of row i has received those of row

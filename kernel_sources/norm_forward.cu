@@ -122,10 +122,12 @@ TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, cons
   return result;
 }
 
-// Whether a thread finds the moments of its elements in one pass over them, where they are not held as floats.
+// Whether a thread finds the moments of its elements in one pass over them, where they are not held as floats. Rows
+// that share a CTA would not all take them again.
 template <class Config>
 constexpr TRTC_DEVICE bool one_pass_of() {
-  return Config::centred && sizeof(typename Config::Held) < 4 && sizeof(typename Config::Output) < 4;
+  return Config::centred && Config::rows_per_cta == 1 && sizeof(typename Config::Held) < 4 &&
+         sizeof(typename Config::Output) < 4;
 }
 
 // Of a row whose CTAs have told each other {shift, deviations, squares}, or {squares} where it is not centred.
@@ -457,8 +459,8 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
   constexpr bool has_affine = Config::has_weight || Config::has_bias;
   constexpr bool one_pass = one_pass_of<Config>();
   // Vecs of the weight and bias that are on their way while others are used, the first ones while the sums are
-  // exchanged: hides the L2 cache's latency. All 8 gave LayerNorm of bfloat16, 65536, 0.869 of a copy instead of 0.790;
-  // larger CTAs have no registers for them, and where each serves several rows, half of them last as long.
+  // exchanged: hides the L2 cache's latency (LayerNorm, bfloat16, 65536: all 8 0.95 of a copy, 7 of them 0.85); larger
+  // CTAs have no registers for them, and where each serves several rows, half of them last as long.
   constexpr bool loads_ahead = has_affine && !Config::row_scaled;
   // Before the sums, which hide it then (65536: 0.97, and 0.84 behind them); two rows' sums need the registers (0.85
   // and 0.96).
@@ -539,7 +541,7 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
     reduction.template reduce_in_cta<Sum, 0>(total);
     float told[together * values];
     if constexpr (Config::centred) {
-      const float of_cta = columns_of_cta<Config>(place.rank);
+      const float reciprocal = reciprocal_columns_of_cta<Config>(place.rank);
       bool again[together];
       bool any = false;
 #pragma unroll
@@ -547,7 +549,7 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
         if constexpr (one_pass) {
           told[r * values + 1] = total[r * 2];
           told[r * values + 2] = total[r * 2 + 1];
-          again[r] = is_far(total[r * 2], total[r * 2 + 1], of_cta);
+          again[r] = is_far(total[r * 2], total[r * 2 + 1], reciprocal);
           if (again[r]) shift[r] += shift_of<Config>(total[r * 2], place.rank);
         } else {
           again[r] = true;
@@ -778,11 +780,11 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
       if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
       reduction.template reduce_in_cta<Sum, 0>(total);
       if constexpr (centred) {
-        const float of_cta = columns_of_cta<Config>(place.rank);
+        const float reciprocal = reciprocal_columns_of_cta<Config>(place.rank);
         bool again = true;
         float deviations[2] = {};
         if constexpr (one_pass) {
-          again = is_far(total[0], total[1], of_cta);
+          again = is_far(total[0], total[1], reciprocal);
           deviations[0] = total[0];
           deviations[1] = total[1];
           if (again) shift[0] += shift_of<Config>(total[0], place.rank);

@@ -315,11 +315,12 @@ struct ThreadMoments {
   }
 };
 
-// Whether a shift is more than sqrt(2) standard deviations from the mean of those `columns` elements whose deviations
-// from it these are the sums of: then the sum of squares about the mean loses more than 1.6 of its 24 bits. Of normally
-// distributed elements one part of 10000 has such a shift.
-TRTC_DEVICE bool is_far(float deviations, float squares, float columns) {
-  return deviations * deviations > (2.0f / 3.0f) * columns * squares;
+// Whether a shift is more than sqrt(2) standard deviations from the mean of the elements whose deviations from it these
+// are the sums of: then the sum of squares about the mean loses more than 1.6 of its 24 bits. Of normally distributed
+// elements one part of 10000 has such a shift. So is one about which they are too large for a float, or no numbers.
+TRTC_DEVICE bool is_far(float deviations, float squares, float reciprocal_columns) {
+  const float own = deviations * reciprocal_columns;
+  return !(own * deviations <= (2.0f / 3.0f) * squares) || squares > 0x1.fffffep127f;
 }
 
 // An array of columns, such as the weight, as the Vecs of a CTA's slots need it. No vector fits it for a ragged row: a

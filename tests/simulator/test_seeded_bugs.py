@@ -132,12 +132,13 @@ class Norm:
     groups: int = 1  # of CTAs, where rows are fewer than these there are several to each
     shift: int = 0  # elements of x beyond an aligned address
     padding: int = 0  # elements between rows of y
+    norm: str = "rms_norm"
 
     @property
     def spec(self) -> KernelSpec:
         case = self.case
         return ForwardSpec(
-            norm="rms_norm", input=case.x, weight=case.weight, bias=None, residual=None, adds="", output=case.out,
+            norm=self.norm, input=case.x, weight=case.weight, bias=None, residual=None, adds="", output=case.out,
             stores=("rstd",) if case.rstd else (), scale=False, per_head=False, repeats=False, hidden=case.hidden,
             config=self.norm_config,
         )  # fmt: skip
@@ -182,6 +183,10 @@ class Norm:
 
     def check(self, values: Mapping[str, Any]) -> None:
         x, weight = self._random
+        if self.norm == "layer_norm":
+            expected = reference.forward(True, x, weight if self.case.weight else None, out=self.case.out)
+            reference.assert_within(values["out"], expected["out"], self.case.out)
+            return
         y, rstd = reference.rms_norm(x, weight if self.case.weight else None)
         reference.assert_close(values["out"], y, self.case.out)
         if self.case.rstd:
@@ -817,6 +822,12 @@ NORMS = {
     "norm_together": Norm(
         Case(5, 256, FLOAT32, FLOAT32, FLOAT32, True), NormConfig(64, 1, 4, 1, in_shared=True, together=2), groups=3
     ),
+    "layer_norm": Norm(
+        Case(3, 1000, FLOAT16, FLOAT16, FLOAT16, False),
+        NormConfig(64, 1, 8, 2, in_shared=True),
+        groups=3,
+        norm="layer_norm",
+    ),
     "norm_misaligned": Norm(Case(3, 251, FLOAT16, None, FLOAT16, False), NormConfig(32, 1, 8, 1), groups=3, shift=1),
     "norm_shifted": Norm(Case(3, 248, FLOAT16, None, FLOAT16, False), NormConfig(32, 1, 8, 1), groups=3, shift=1),
     "norm_chunks": Norm(Case(2, 451, FLOAT16, FLOAT16, FLOAT16, False), NormConfig(32, 1, 4, 2), groups=2),
@@ -893,7 +904,7 @@ GRID_LINES = ("to[i] = from", "out[i] = from")
 LAST_LINES = ("partials[block] = sum", "total += partials")
 RING_LINES = ("mine[thread] = x", "= theirs[31 - thread]")
 STAGE_LINES = ("trtc::copy_async<16>(", "= staged[127 - i]")
-SUM_LINES = ("if (thread % 32 == 0) of_row", "reduce_lanes<Operation, slots>(")
+SUM_LINES = ("if (thread % group == 0) of_group", "slot < warps ? of_group")
 
 BUGS = (
     # Barriers of a CTA.
@@ -1883,9 +1894,17 @@ BUGS = (
     race(
         "sums of warps are read without a barrier",
         "norm",
-        ("values[i];\n      }\n      cta_barrier();", "values[i];\n      }"),
+        ("in_row / 32] = values[i];\n      }\n      cta_barrier();", "in_row / 32] = values[i];\n      }"),
         file="reduce.cuh",
         at=SUM_LINES,
+        kinds=EARLY,
+    ),
+    race(
+        "a row's shift is read without a barrier",
+        "layer_norm",
+        ("of_row[i] = values[i];\n      }\n      cta_barrier();", "of_row[i] = values[i];\n      }"),
+        file="reduce.cuh",
+        at=("if (in_row == 0) of_row[i] = values[i]", "values[i] = of_row[i]"),
         kinds=EARLY,
     ),
     race(

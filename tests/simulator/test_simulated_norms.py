@@ -290,7 +290,7 @@ def test_rows_are_together_only_where_they_share_a_weight_and_vectors_fit_them()
 
 
 @BOTH
-@pytest.mark.parametrize("heads", [1, 3, 10])
+@pytest.mark.parametrize("heads", [1, 3, 8, 10])
 @pytest.mark.parametrize("hidden", [64, 1500])
 def test_each_head_has_a_weight_and_gradients_of_its_own(hidden, heads, static, rng):
     # More rows than there are groups of CTAs, which are no multiple of the heads.
@@ -433,6 +433,22 @@ def test_what_a_thread_has_first_may_be_far_from_its_other_elements(operator, hi
         found = getattr(transformer_rtc, operator)(*given, weight, bias, 1e-6, **options)
     for name, array, of in (("out", found[0], out), ("mean", found[-2], FLOAT32), ("rstd", found[-1], FLOAT32)):
         reference.assert_within(array, expected[name], of, name)
+
+
+@BOTH
+@pytest.mark.parametrize("hidden", [1024, 4096, 4097, 65536])
+def test_squares_that_are_too_large_about_the_first_elements_are_not_so_about_the_mean(hidden, static, rng):
+    x = rng.standard_normal((2, hidden)) * 1e14
+    x[:, :8] += 3e17 * np.sqrt(65536 / hidden)
+    x = x.astype(reference.NUMPY_TYPES[BFLOAT16])
+    # The variance is a float; the sum of squares about the first Vec's mean is not.
+    wide = x.astype(float)
+    assert hidden * wide.var(axis=1).max() < 3e38 < 4e38 < ((wide - wide[:, :1]) ** 2).sum(axis=1).min()
+    expected = reference.forward(True, x, out=BFLOAT16)
+    with using(devices(90, seeds=(), static=static)[0]):
+        y, rstd = transformer_rtc.layer_norm(x, return_rstd=True)
+    reference.assert_within(y, expected["out"], BFLOAT16)
+    reference.assert_within(rstd, expected["rstd"], FLOAT32, "rstd")
 
 
 @BOTH
