@@ -258,7 +258,6 @@ struct DeviationSums {
 // The same of a thread's elements in one pass over them, about a shift that the row's threads in a CTA have before they
 // know the mean: the mean of the first Vec of their part but for the largest and the smallest element, so that a single
 // one far from the others does not move it; in the elements' type, so that most differences are exact.
-// For rows of 16 bits and outputs of 16 or fewer, whose kernels have no instruction to spare.
 template <class Config>
 struct ThreadMoments {
   enum : int { N = Config::vector };

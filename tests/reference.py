@@ -13,10 +13,10 @@ the addition of eps err by u each. The root halves all that. rstd is kept as a p
 
 mean. It is a shift within LONGEST u of the mean of magnitudes, and the mean of the deviations from that, each exact or
 within u: SUM u of the mean of their magnitudes. The sum of squares about the shift is as much larger as the shift's
-error squared. LayerNorm of 16-bit rows and outputs of no more takes both from a shift which it has before the mean, and
-again from a better one where that is more than sqrt(2) standard deviations from the mean: by so much the magnitudes are
-larger at most, and by its square the squares. What leads from the shift to the mean errs by 3 u of it, and its square
-by 6 u.
+error squared. A forward kernel that reads a row from shared memory takes both from a shift which it has before the
+mean, and again from a better one where that is more than sqrt(2) standard deviations from the mean: by so much the
+magnitudes are larger at most, and by its square the squares. What leads from the shift to the mean errs by 3 u of it,
+and its square by 6 u.
 
 y. A deviation errs by u in each of two subtractions and by the mean's error, weight + offset by u. The two products err
 by u together where y is float32, for the first one's error is corrected; elsewhere by u each, and by u because rstd is
@@ -141,11 +141,10 @@ def forward(
     out: DType = FLOAT32,
 ) -> dict[str, Expected]:
     """Return out, mean and rstd. `residual` is added to y; for what is added before, x is what `added` returns."""
-    shifted = centred and x.dtype.itemsize < 4 and out.bytes < 4
     x, b, r = _wide(x), _wide(bias), _wide(residual)
     w = np.float64(1.0) if weight is None else _wide(weight) + _float32(weight_offset)
     with np.errstate(all="ignore"):
-        s = _statistics(x, centred, eps, shifted)
+        s = _statistics(x, centred, eps, shifted=centred)
         normal = (x - s.mean) * s.rstd
         products = 3 if out is not FLOAT32 else 0 if bias is None and residual is None else 1
         relative = s.rstd_error + U * ((weight is not None) + products + 2 * centred)
