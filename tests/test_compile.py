@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import random
 import re
 import struct
 import sys
@@ -163,6 +164,21 @@ def test_sizes_of_well_known_models_are_divided_as_their_lines_say():
                 ), hidden  # fmt: skip
                 cases.append(case)
     wrong = compile_all(cases, ARCHITECTURES[90])
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32))
+def test_layer_norm_of_a_size_that_no_line_has_fills_its_ctas(dtype):
+    limits = ARCHITECTURES[90]
+    least = {vectors: 0.8 if vectors <= 2304 else 0.9 for vectors in range(129, 16385)}
+    for vectors, least_filled in least.items():
+        hidden = vectors * 16 // dtype.bytes
+        config = norm_configurations.configure("layer_norm", hidden, (dtype,), (dtype, dtype), dtype, dtype, limits)
+        assert least_filled <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
+    drawn = [vectors * 16 // dtype.bytes for vectors in random.sample(list(least), 12)]
+    wrong = compile_all(
+        [Case(64, hidden, dtype, dtype, dtype, operator="layer_norm", bias=dtype) for hidden in drawn], limits
+    )
     assert not wrong, "\n".join(wrong)
 
 
