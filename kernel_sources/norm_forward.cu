@@ -122,8 +122,8 @@ TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, cons
   return result;
 }
 
-// Whether a thread finds the moments of its elements in one pass over shared memory. Rows that share a CTA would not all
-// take them again.
+// Whether a thread finds the moments of its elements in one pass over shared memory. Rows that share a CTA would not
+// all take them again.
 template <class Config>
 constexpr TRTC_DEVICE bool one_pass_of() {
   return Config::centred && Config::rows_per_cta == 1;
@@ -674,8 +674,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
   // A row's elements stay in registers until they are stored, or are read from the slot again.
   constexpr bool held = !Config::ragged && lag == 0 && steps * N <= 32;
   // Floats have instructions to spare (262144: 0.936 of a copy, in one pass 0.916).
-  constexpr bool one_pass =
-      one_pass_of<Config>() && !held && sizeof(Held) < 4 && sizeof(typename Config::Output) < 4;
+  constexpr bool one_pass = one_pass_of<Config>() && !held && sizeof(Held) < 4 && sizeof(typename Config::Output) < 4;
   // Or at least until their deviations are summed.
   constexpr bool unpacked =
       held || (!Config::ragged && !one_pass && centred && sizeof(Held) < 4 && steps * N <= (threads > 512 ? 16 : 32));

@@ -526,6 +526,9 @@ def _check_addressable(
         )
 
 
+_ZEROS = np.zeros(16, np.uint8)
+
+
 class _Mirror:
     """Host memory copied to a device as it lies, so that strides, alignment and overlap stay what they are."""
 
@@ -544,6 +547,9 @@ class _Mirror:
             start = low - low % 256
             buffer = _native.Buffer(device, high - start)
             buffer.copy_from_host(low - start, low, high - low, stream)
+            # Kernels read an array's first block of 16 bytes whole, though they use nothing of what is before it.
+            if low % 16:
+                buffer.copy_from_host((low - start) // 16 * 16, _ZEROS.ctypes.data, low % 16, stream)
             self._copies.append((start, high, buffer))
 
     @staticmethod

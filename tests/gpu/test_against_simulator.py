@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import calls
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from frameworks import bits
 
 import transformer_rtc
 from transformer_rtc import Field, LaunchConfig, SimulatedDevice, device_limits, using
+from transformer_rtc.launch import multiprocessors
 from transformer_rtc.spec import ARCHITECTURES
 
 _MOST_SIMULATED = 1 << 18  # elements of all rows
@@ -21,7 +24,8 @@ def simulated() -> SimulatedDevice:
     architecture = device_limits(0).architecture
     if architecture not in ARCHITECTURES:
         pytest.skip(f"the simulator has no sm_{architecture}")
-    return SimulatedDevice(architecture)
+    # As many, for a row is shared by no more CTAs than can be resident together.
+    return SimulatedDevice(architecture, multiprocessors=multiprocessors(0))
 
 
 def run(implementation: str | SimulatedDevice, case: Case, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -45,8 +49,7 @@ def test_results_differ_only_by_the_approximate_instruction(simulated, rng, case
     # an ulp of that in a float32.
     given = calls.make_inputs(rng, case)
     of_gpu = run(implementation, case, given)
-    static = implementation == "static"
-    of_simulator = run(SimulatedDevice(simulated.architecture, static=static), case, given)
+    of_simulator = run(dataclasses.replace(simulated, static=implementation == "static"), case, given)
     differ = {}
     for name, dtype in calls.result_types(case).items():
         a, b = of_gpu[name], of_simulator[name]
