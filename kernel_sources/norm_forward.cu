@@ -122,11 +122,11 @@ TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, cons
   return result;
 }
 
-// Whether a thread finds the moments of its elements in one pass over shared memory. Rows that share a CTA would not
-// all take them again.
+// Whether a thread may find the moments of its elements in one pass over shared memory. Rows that share a CTA would not
+// all take them again; of fewer elements at a time, one part in 20 or more would.
 template <class Config>
 constexpr TRTC_DEVICE bool one_pass_of() {
-  return Config::centred && Config::rows_per_cta == 1;
+  return Config::centred && Config::rows_per_cta == 1 && Config::vector >= 4;
 }
 
 // Of a row whose CTAs have told each other {shift, deviations, squares}, or {squares} where it is not centred.

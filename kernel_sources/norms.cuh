@@ -316,7 +316,8 @@ struct ThreadMoments {
 
 // Whether a shift is more than sqrt(2) standard deviations from the mean of the elements whose deviations from it these
 // are the sums of: then the sum of squares about the mean loses more than 1.6 of its 24 bits. Of normally distributed
-// elements one part of 10000 has such a shift. So is one about which they are too large for a float, or no numbers.
+// elements one part of 10000 has such a shift, of Vecs of 4 one of 100. So is one about which they are too large for a
+// float, or no numbers.
 TRTC_DEVICE bool is_far(float deviations, float squares, float reciprocal_columns) {
   const float own = deviations * reciprocal_columns;
   return !(own * deviations <= (2.0f / 3.0f) * squares) || squares > 0x1.fffffep127f;

@@ -13,14 +13,15 @@ the addition of eps err by u each. The root halves all that. rstd is kept as a p
 
 mean. It is a shift within LONGEST u of the mean of magnitudes, and the mean of the deviations from that, each exact or
 within u: SUM u of the mean of their magnitudes. The sum of squares about the shift is as much larger as the shift's
-error squared. A forward kernel that reads a row from shared memory takes both from a shift which it has before the
+error squared. Many forward kernels that read a row from shared memory take both from a shift which they have before the
 mean, and again from a better one where that is more than sqrt(2) standard deviations from the mean: by so much the
 magnitudes are larger at most, and by its square the squares. What leads from the shift to the mean errs by 3 u of it,
-and its square by 6 u.
+and its square by 6 u. Every forward is allowed as much.
 
-y. A deviation errs by u in each of two subtractions and by the mean's error, weight + offset by u. The two products err
-by u together where y is float32, for the first one's error is corrected; elsewhere by u each, and by u because rstd is
-cut to one float. Adding a bias or a residual errs by u of the result.
+y. A deviation errs by u in each of two subtractions, of which the first one's result is larger by the shift's distance
+from the mean, and by the mean's error; weight + offset errs by u. The two products err by u together where y is
+float32, for the first one's error is corrected; elsewhere by u each, and by u because rstd is cut to one float. Adding
+a bias or a residual errs by u of the result.
 
 dx = rstd * (g - x' * mean(g * x') - mean(g)) + dresidual. g = dy * (weight + offset) errs by 2 u. x' errs as above, or
 by 2 u where mean and rstd are given: what is given is exact. A mean over the row errs by SUM u, and by what its terms
@@ -103,6 +104,7 @@ class _Statistics(NamedTuple):
     mean_error: np.ndarray
     rstd_error: np.ndarray  # of rstd
     shift_error: np.ndarray
+    distance: np.ndarray  # of a shift from the mean, the most
 
 
 def _statistics(x: np.ndarray, centred: bool, eps: float, shifted: bool = False) -> _Statistics:
@@ -113,7 +115,6 @@ def _statistics(x: np.ndarray, centred: bool, eps: float, shifted: bool = False)
     deviation = x - mean
     squares = np.mean(deviation * deviation, axis=-1, keepdims=True)
     shift_error = mean_error = zero
-    # Of the shift's distance from the mean, the most.
     distance = np.sqrt(2 * squares) if shifted else zero
     if centred:
         shift_error = LONGEST * U * np.abs(x).mean(axis=-1, keepdims=True)
@@ -121,7 +122,7 @@ def _statistics(x: np.ndarray, centred: bool, eps: float, shifted: bool = False)
         mean_error = U * (SUM * magnitudes + 3 * distance) + _SMALLEST
     of_squares = U * ((SUM + 2 * centred) * (squares + shift_error**2 + distance**2) + 6 * distance**2)
     rstd_error = 0.5 * (of_squares / (squares + _float32(eps)) + 2 * U)
-    return _Statistics(mean, 1.0 / np.sqrt(squares + _float32(eps)), mean_error, rstd_error, shift_error)
+    return _Statistics(mean, 1.0 / np.sqrt(squares + _float32(eps)), mean_error, rstd_error, shift_error, distance)
 
 
 def added(x: np.ndarray, residual: np.ndarray) -> np.ndarray:
@@ -149,7 +150,8 @@ def forward(
         products = 3 if out is not FLOAT32 else 0 if bias is None and residual is None else 1
         relative = s.rstd_error + U * ((weight is not None) + products + 2 * centred)
         y = normal * w
-        bound = np.abs(y) * relative + s.mean_error * s.rstd * np.abs(w) + _SMALLEST * (1 + np.abs(w))
+        deviation_error = s.mean_error + U * s.distance
+        bound = np.abs(y) * relative + deviation_error * s.rstd * np.abs(w) + _SMALLEST * (1 + np.abs(w))
         for more in [b] * (bias is not None) + [r] * (residual is not None):
             y = y + more
             bound = bound + U * np.abs(y)
@@ -213,7 +215,7 @@ def backward(
             of_rstd = s.rstd_error + U  # cut to one float
         else:
             given = zero if mean is None else _wide(mean)[..., None]
-            s = _Statistics(given, _wide(rstd)[..., None], zero, zero, zero)
+            s = _Statistics(given, _wide(rstd)[..., None], zero, zero, zero, zero)
             of_rstd = zero
         normal = (x - s.mean) * s.rstd
         of_normal = np.abs(normal) * (of_rstd + U * (2 + centred)) + s.mean_error * s.rstd

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import random
 import re
 import struct
 import sys
@@ -18,7 +17,7 @@ from transformer_rtc.dispatch import Request, operators
 from transformer_rtc.errors import ArgumentError, CompileError, CompilerNotFoundError
 from transformer_rtc.ops import norm_configurations
 from transformer_rtc.ops.softmax_kernels import BUCKETS
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT8_E4M3, FLOAT16, FLOAT32
 
 EMPTY = 'extern "C" __global__ void kernel() {}'
 _CONSTANT_BASE = 352  # bytes of constant bank 0 before the parameters, on sm_80 and sm_89
@@ -127,14 +126,14 @@ def compile_all(cases, limits) -> list[str]:
         return list(itertools.chain.from_iterable(found))
 
 
-@pytest.mark.parametrize("hidden", [4096, 16384, 65536])
-def test_layer_norm_has_registers_for_whatever_its_columns_and_residual_are(hidden):
+@pytest.mark.parametrize(("hidden", "dtype"), [(4096, BFLOAT16), (16384, BFLOAT16), (65536, BFLOAT16), (8192, FLOAT32)])
+def test_layer_norm_has_registers_for_whatever_its_columns_and_residual_are(hidden, dtype):
     # Kernels that keep eight Vecs of the weight and bias on their way, some of which are told to do with few registers.
     types = (None, BFLOAT16, FLOAT32)
     cases = [
-        Case(64, hidden, BFLOAT16, weight, BFLOAT16, True, operator, bias=bias, residual=residual)
+        Case(64, hidden, dtype, weight, dtype, True, operator, bias=bias, residual=residual)
         for weight, bias in itertools.product(types, types)
-        for operator, residual in (("layer_norm", None), ("add_layer_norm", BFLOAT16), ("layer_norm_add", BFLOAT16))
+        for operator, residual in (("layer_norm", None), ("add_layer_norm", dtype), ("layer_norm_add", dtype))
     ]
     wrong = compile_all(cases, ARCHITECTURES[90])
     assert not wrong, "\n".join(wrong)
@@ -168,17 +167,20 @@ def test_sizes_of_well_known_models_are_divided_as_their_lines_say():
 
 
 @pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32))
-def test_layer_norm_of_a_size_that_no_line_has_fills_its_ctas(dtype):
-    limits = ARCHITECTURES[90]
-    least = {vectors: 0.8 if vectors <= 2304 else 0.9 for vectors in range(129, 16385)}
-    for vectors, least_filled in least.items():
+def test_layer_norm_of_a_size_that_no_line_has_fills_its_ctas(dtype, rng):
+    limits, one = ARCHITECTURES[90], norm_configurations._MOST_VECTORS_OF_ONE
+    sizes = norm_configurations._FITTED_VECTORS
+    for vectors in sizes:
+        least_filled = 0.8 if vectors <= one else norm_configurations._LEAST_FILLED
         hidden = vectors * 16 // dtype.bytes
         config = norm_configurations.configure("layer_norm", hidden, (dtype,), (dtype, dtype), dtype, dtype, limits)
         assert least_filled <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
-    drawn = [vectors * 16 // dtype.bytes for vectors in random.sample(list(least), 12)]
-    wrong = compile_all(
-        [Case(64, hidden, dtype, dtype, dtype, operator="layer_norm", bias=dtype) for hidden in drawn], limits
-    )
+    drawn = [int(vectors) * 16 // dtype.bytes for vectors in rng.choice(sizes, 6)] + [40000 * 2 // dtype.bytes]
+    cases = [
+        Case(64, hidden, dtype, dtype, out, rstd=rstd, operator="layer_norm", bias=dtype)
+        for hidden, out, rstd in itertools.product(drawn, (FLOAT32, BFLOAT16, FLOAT8_E4M3), (False, True))
+    ]
+    wrong = compile_all(cases, limits)
     assert not wrong, "\n".join(wrong)
 
 

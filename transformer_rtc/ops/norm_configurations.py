@@ -276,14 +276,14 @@ _FORWARD_SIZES = {
 # together. 20 sizes of 1152 to 53248 columns had 0.68 to 0.99 of the ceiling as the table divides longer rows; so, 0.91
 # to 1.
 _FITTED_VECTORS = range(129, 16384)
-_MOST_VECTORS_OF_ONE = 2304
+_MOST_VECTORS_OF_ONE = 2304  # 17408 of bfloat16: by one CTA 0.967, by two 0.963; 27648: by two 0.971, by one 0.902
 _FITTED_STEPS = range(4, 9)
 _MOST_THREADS_OF_ONE = 320
 _LEAST_FILLED = 0.9
 # Of a multiprocessor: the threads that LayerNorm's registers leave room for, and bytes.
 _RESIDENT_THREADS = 1024
 _ENOUGH_IN_FLIGHT = 216 * 1024
-_BESIDE_ROWS = 1024  # of a CTA, the system's own among them
+_BESIDE_ROWS = 1024  # of a CTA, about what it really has beside them; RESERVED_SHARED is the most
 # Rows that are no whole vectors are read by what divides them, or are ragged where that is less than 8 bytes: bfloat16,
 # 4100: RMSNorm 0.93, ragged 0.72; 4098: 0.80 and 0.79, LayerNorm 0.50 and 0.60. Their steps are the most that a thread
 # has; they come in bulk. bfloat16, 4097 and 5121: RMSNorm 0.88 and 0.89, LayerNorm 0.79 and 0.79.
@@ -299,6 +299,18 @@ _RAGGED_FORWARD = (
     _Entry(65536, 16, 1024, 6, 1, True, 2),
     _Entry(65536, 16, 1024, 6, 1, True, 1),
 )
+# In the place of the lines of as many vectors where clusters do not take rows together: a ring hides the exchange of a
+# cooperative grid. Only float32 has such lines.
+_FORWARD_IN_TURN = {
+    ("rms_norm", 4): (
+        _Entry(16384, 8, 1024, 2, in_shared=True, stages=4),
+        _Entry(32768, 16, 1024, 2, in_shared=True, stages=4, bulk=True),
+    ),
+    ("layer_norm", 4): (
+        _Entry(8192, 2, 1024, 4, in_shared=True, stages=3),
+        _Entry(16384, 4, 1024, 4, in_shared=True, stages=3),
+    ),
+}
 _UNEVEN_FORWARD = (
     _Entry(32, 1, 32, 1, 8),
     _Entry(128, 1, 64, 2, 2),
@@ -545,16 +557,17 @@ class _Division:
             threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, entry.together, bulk, ragged, ahead
         )
 
-    def fitted(self, limits: DeviceLimits) -> tuple[_Entry, ...]:
-        """Return the best division of a row of whole vectors that is in no table, if there is one for its length.
+    def fitted(self, limits: DeviceLimits, together: int, staged: int) -> tuple[_Entry, ...]:
+        """Return divisions of a row of whole vectors that is in no table, the best first.
 
-        One CTA: the most filled one, with the fewest steps. Clusters: what keeps most in flight, up to what is enough,
-        and is filled; less for each doubling of the CTAs, which wait for each other, and for large ones. Of 24 lengths
-        and types, none was more than 0.017 of the ceiling behind the best of their 3 to 20 divisions.
+        One CTA: the most filled, with the fewest steps. Clusters, which have `together` rows and keep `staged` bytes of
+        each column: what has most in flight, up to what is enough, and is filled; less for each doubling of the CTAs,
+        which wait for each other, and for large ones. Of 24 lengths and types, none was more than 0.017 of the ceiling
+        behind the best of their 3 to 20 divisions.
         """
-        if self.hidden % self.full or self.vectors not in _FITTED_VECTORS:
-            return ()
         one = self.vectors <= _MOST_VECTORS_OF_ONE
+        if self.hidden % self.full or self.vectors not in _FITTED_VECTORS or not (one or _has_clusters(limits)):
+            return ()
         divisions = []
         for ctas, steps in itertools.product((1,) if one else (2, 4, 8, 16), _FITTED_STEPS):
             threads = _threads(math.ceil(self.vectors / ctas), steps)
@@ -562,15 +575,13 @@ class _Division:
             if one and threads <= _MOST_THREADS_OF_ONE:
                 divisions.append((filled, -steps, _Entry(self.vectors, 1, threads, steps, in_shared=True)))
             elif not one and threads >= 64 and filled >= _LEAST_FILLED:
-                entry = _Entry(self.vectors, ctas, threads, steps, in_shared=True, together=2)
-                resident = min(
-                    _RESIDENT_THREADS // threads,
-                    limits.shared_memory_per_cta // (entry.together * threads * steps * 16 + _BESIDE_ROWS),
-                )
-                in_flight = min(1.0, resident * entry.together * 16 * self.vectors / ctas / _ENOUGH_IN_FLIGHT)
+                entry = _Entry(self.vectors, ctas, threads, steps, in_shared=True, together=together)
+                row = threads * steps * self.full * staged + _BESIDE_ROWS // together
+                resident = min(_RESIDENT_THREADS // threads, limits.shared_memory_per_cta // (together * row))
+                in_flight = min(1.0, resident * together * 16 * self.vectors / ctas / _ENOUGH_IN_FLIGHT)
                 worth = in_flight + filled / 2 - 0.06 * math.log2(ctas) - abs(threads - 128) / 1700
                 divisions.append((worth, -steps, entry))
-        return (max(divisions)[-1],) if divisions else ()
+        return tuple(entry for *_, entry in sorted(divisions, reverse=True))
 
     def _ragged_steps(self, entry: _Entry) -> tuple[int, int]:
         """Return the most steps, and their threads, of those that leave about the fewest vectors of a CTA empty."""
@@ -649,16 +660,23 @@ def configure(
         if config.stages:
             slots = Slot(config, rows, columns, output).bytes
             return in_turn and slots + config.reserved_shared <= shared
-        staged = config.chunk * (sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != held.bytes))
-        return not config.in_shared or config.together * staged + RESERVED_SHARED <= shared
+        return not config.in_shared or config.together * config.chunk * staged + RESERVED_SHARED <= shared
 
     shared = limits.shared_memory_per_cta
-    # RMSNorm with a bias has as much to hold as LayerNorm (float32, 16384: 0.97, and 0.73 as without one).
+    staged = sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != held.bytes)  # of a column
+    # RMSNorm with a bias has as much to hold as LayerNorm (as without one: float32, 16384: 0.73, bfloat16, 65536: 0.82;
+    # by divisions of LayerNorm 0.97).
     table = ("layer_norm" if len(columns) > 1 else norm), division.bytes
-    exact = division.exactly((*_FORWARD_SIZES[table], *_FORWARD[table]))
+    general = _FORWARD[table]
+    if hidden % division.full or not _has_clusters(limits):
+        instead = {entry.vectors: entry for entry in _FORWARD_IN_TURN.get(table, ())}
+        general = tuple(instead.get(entry.vectors, entry) for entry in general)
+    # A row of two arrays is as much in flight as two rows.
+    pairs = in_turn and len(rows) == 1 and hidden % division.full == 0
+    exact = division.exactly((*_FORWARD_SIZES[table], *general))
     if not exact and table[0] == "layer_norm" and len(rows) == 1:
-        exact = division.fitted(limits)
-    entries: tuple[_Entry, ...] = (*exact, *_FORWARD[table])
+        exact = division.fitted(limits, 2 if pairs else 1, staged)
+    entries: tuple[_Entry, ...] = (*exact, *general)
     if len(rows) > 1:
         entries = (*(entry for entry in entries if entry.ctas == 1), *_FORWARD_RESIDUAL)
     if hidden % division.full:
@@ -666,8 +684,7 @@ def configure(
         # RMSNorm of floats is faster in registers (4097: 0.90, ragged 0.83).
         first = _UNEVEN_FORWARD if (norm, division.bytes) == ("rms_norm", 4) else ()
         entries = (*first, *ragged, *_UNEVEN_FORWARD, *entries)
-    # A row of two arrays is as much in flight as two rows.
-    if not in_turn or len(rows) > 1 or hidden % division.full:
+    if not pairs:
         entries = tuple(entry._replace(together=1) for entry in entries)
     found = _choose((*entries, *_FORWARD_ELSEWHERE), division, limits, 2, fits)
     if found is not None:
