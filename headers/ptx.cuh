@@ -152,8 +152,8 @@ TRTC_DEVICE float load_float(const void* address) {
   return value;
 }
 
-// Whether an aligned vector may be read where only its last elements belong to a row: what is before them is of no use,
-// and no other allocation has it, which begin at multiples of 16 bytes. The simulator refuses it.
+// Whether an aligned vector may be read of which only some elements belong to a row: what is beside them is of no use,
+// and belongs to the same array's rows or lies between them. The simulator refuses it.
 TRTC_PTX(enum : bool { reads_whole_blocks = true };)
 TRTC_PORTABLE(enum : bool { reads_whole_blocks = false };)
 

@@ -68,16 +68,12 @@ struct Vec {
     for (int i = N - 1; i >= 0; --i) push(load_element(address + i, i >= first && i < end));
   }
 
-  // From global memory, aligned, if `valid`: what is before element `first` is of no use.
-  TRTC_DEVICE void load_rest(const T* address, int first, bool valid) {
+  // From global memory, aligned: what is before element `first` and from `end` on is of no use.
+  TRTC_DEVICE void load_part(const T* address, int first, int end) {
     if constexpr (reads_whole_blocks) {
-      if (valid && (bytes <= 16 || first < per_quad)) {
-        load_whole<Space::global>(address);
-      } else if constexpr (bytes == 32) {
-        if (valid) load_16<Space::global>(word[4], word[5], word[6], word[7], address + per_quad);
-      }
+      load_whole<Space::global>(address);
     } else {
-      for (int i = 0; i < N; ++i) set_bits(i, load_element(address + i, valid && i >= first));
+      for (int i = 0; i < N; ++i) set_bits(i, load_element(address + i, i >= first && i < end));
     }
   }
 

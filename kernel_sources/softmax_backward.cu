@@ -30,6 +30,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
   auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
   const bool shifted = !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
+  const bool y_apart = rows_apart(params, params.columns, params.y_outer_stride, params.y_inner_stride);
+  const bool dy_apart = rows_apart(params, params.columns, params.dy_outer_stride, params.dy_inner_stride);
   Reduction reduction;
   reduction.begin(params, place.rank);
   const auto y_of = [&](int64 row) {
@@ -71,6 +73,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
 
     Vec<Input, N> of_y[steps];
     Vec<Gradient, N> of_dy[steps];
+    const auto beside = [&](bool apart) { return Part::beside(row, params.rows, params.columns, apart); };
     const auto load = [&](const Part& part, int first) {
       if constexpr (Config::in_turn) {
         if (comes) {
@@ -81,8 +84,10 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
           return;
         }
       }
-      part.load(of_y, y + first, nothing);
-      part.load(of_dy, dy + first, 0, dy_aligned);
+      const bool settles = part.bring(of_y, y + first, nothing, beside(y_apart), true);
+      const bool dy_settles = part.bring(of_dy, dy + first, 0, beside(dy_apart), dy_aligned);
+      if (settles) part.settle(of_y, y + first, nothing);
+      if (dy_settles) part.settle(of_dy, dy + first, 0, true);
     };
     // ---- The sum over the row
     ShiftedSum<Config::threads, N> sums;

@@ -21,6 +21,8 @@ struct SoftmaxRow {
   const Input* x;
   Range range;       // of the part's columns
   const Mask* mask;  // or what is added
+  Beside beside;     // of x
+  Beside mask_beside;
 
   static TRTC_DEVICE float factor(const Params& params) { return folds ? scale_magnitude(params) : 1.0f; }
 
@@ -28,9 +30,15 @@ struct SoftmaxRow {
   TRTC_DEVICE void load(const Params& params, float (&v)[steps * N], const Part& part, int first) const {
     Vec<Input, N> value[steps];
     Vec<Mask, N> mask_of[steps];
-    part.load(value, x + first, minus_infinity_bits<Input>());
+    const bool settles = part.bring(value, x + first, minus_infinity_bits<Input>(), beside, true);
+    bool mask_settles = false;
     if constexpr (Config::has_mask) {
-      part.load(mask_of, mask + first, 0, rows_aligned<Mask, N>(mask + first - part.shift, 0, 0));
+      const bool aligned = rows_aligned<Mask, N>(mask + first - part.shift, 0, 0);
+      mask_settles = part.bring(mask_of, mask + first, 0, mask_beside, aligned);
+    }
+    if (settles) part.settle(value, x + first, minus_infinity_bits<Input>());
+    if constexpr (Config::has_mask) {
+      if (mask_settles) part.settle(mask_of, mask + first, 0, true);
     }
 #pragma unroll
     for (int k = 0; k < steps; ++k) {
@@ -96,6 +104,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
   const auto* all_x = static_cast<const Input*>(params.x) + place.first_column;
   auto* all_out = static_cast<Output*>(params.out) + place.first_column;
   const bool shifted = !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
+  const bool apart = rows_apart(params, params.columns, params.x_outer_stride, params.x_inner_stride);
   const float factor = Row::factor(params);
   Reduction reduction;
   reduction.begin(params, place.rank);
@@ -108,8 +117,12 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     Row in;
     in.x = all_x + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
     in.range = range_of<Config::causal>(params, row).from(place.first_column);
+    in.beside = Part::beside(row, params.rows, params.columns, apart);
     in.mask = nullptr;
+    in.mask_beside = {false, false};
     if constexpr (Config::has_mask) {
+      in.mask_beside = Part::beside(query_of(params, row), params.queries, params.columns,
+                                    params.mask_query_stride >= params.columns);
       in.mask = static_cast<const typename Config::Mask*>(params.mask) + mask_offset(params, row) + place.first_column;
     }
     Output* out = all_out + row_offset(params, row, params.out_outer_stride, params.out_inner_stride);

@@ -44,7 +44,7 @@ __all__ = [
 # Rows of up to so many columns are launched alike: a length is no part of a key. Long ones in steps of a quarter at
 # most, as what is staged takes as much shared memory as the longest one needs.
 BUCKETS = (
-    *(256, 512, 1024, 2048),
+    *(128, 256, 512, 1024, 2048),
     *(quarters << shift for shift in range(9, 27) for quarters in (5, 6, 7, 8)),
     _native.MOST_COLUMNS,
 )
@@ -111,23 +111,22 @@ class _Entry(NamedTuple):
 # Of the bandwidth of the best copy, on an H200, in bfloat16 and float32 rows of as many bytes. Threads that hold a row
 # are the fastest where it fills them; staged rows lose less where it does not, the less the better their blocks fill
 # the last turn of their threads.
-_SHORT = (_Entry(32, 16, 2, 8), _Entry(64, 16, 4, 8))  # 256: 0.98; 512: 0.98
-_HELD = (
-    _Entry(128, 32, 4),  # 1024: 0.97, masked 0.95; two rows a CTA 0.97 and 0.83
-    _Entry(256, 64, 4, bytes=4),  # float32 1024: 0.97, masked 0.93; staged by 32 threads 0.99 and 0.86
+_SHORT = (
+    _Entry(16, 4, 4, 32),  # 127: 0.77, by 16 threads a row 0.30; 128: 0.94
+    _Entry(32, 8, 4, 16),  # 201: 0.72, by 16 threads 0.48; 256: 0.96
+    _Entry(64, 16, 4, 8),  # 300: 0.56; 512: 0.98, by 8 threads 0.72 and 0.96, masked 0.87 and 0.78
 )
 _ANY = 1 << 30
 _FORWARD_TABLE = (
     *_SHORT,
-    *_HELD,
-    _Entry(256, 32),  # 2048: 0.99; held 0.98
+    _Entry(128, 32, 4),  # 1001: 0.91, staged 0.81; 1024: 0.99
+    _Entry(256, 32),  # 2048: 0.99, held 0.98; float32 600: 0.97, held 0.78; 1024: 1.01
     _Entry(320, 96, bytes=2),  # 2500: 0.89, by 128 threads 0.81
     _Entry(512, 128, bytes=2),  # 4096: 0.98; one row of 4096 by 96 threads takes 0.5 us more
     _Entry(640, 96, bytes=2),  # 4097: 0.94, by 128 threads 0.92
     _Entry(640, 64, bytes=4),  # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90
-    _Entry(1024, 128, bytes=2),  # 5121: 0.95, 8192: 0.99
+    _Entry(1536, 128, bytes=2),  # 5121: 0.95, 8192: 0.99; 9001: 0.95, by 512 threads 0.75; 12288: 0.96
     _Entry(1536, 192, bytes=4),  # float32 4096: 0.98, 4097: 0.94, 5121: 0.96; by 64 threads 0.97, 0.92 and 0.92
-    _Entry(1536, 256),  # 9001: 0.95, by 512 threads 0.74
     _Entry(4096, 512),  # 16384: 0.99; 32768: 0.98; float32 8192: 0.99, by 256 threads 0.98
     _Entry(8192, 512, ctas=2),  # 65536: 0.98, by 256 threads 0.97; float32 32768: 0.97
     _Entry(24576, 256, ctas=8),  # 131072: 0.98, 160000: 0.98, by sixteen 0.92; float32 65536: 0.99
@@ -137,14 +136,14 @@ _FORWARD_TABLE = (
 # A row has more shared memory.
 _FORWARD_MASKED_TABLE = (
     *_SHORT,
-    *_HELD,
+    _Entry(128, 32, 4, 2),  # 600: 0.65; 1001: 0.71; 1024: 0.90; float32 512: 0.98
+    _Entry(256, 32, 8, 2, bytes=4),  # float32 600: 0.85, staged 0.77, by 64 threads a row 0.69; 1024: 0.97
     _Entry(256, 32),  # 2048: 0.94; held 0.93
-    _Entry(512, 128, 4, bytes=4),  # float32 2048: 0.92; staged 0.87
+    _Entry(512, 64, 8, bytes=4),  # float32 1500: 0.90, by 128 threads 0.79; 2048: 0.91, staged 0.91
     _Entry(512, 64, bytes=2),  # 2500: 0.75, 3000: 0.83, 4096: 0.93; by 128 threads 0.61, 0.80 and 0.92
     _Entry(1024, 96, bytes=4),  # float32 3600: 0.89, 4096: 0.95; by 64 threads 0.85 and 0.91
-    _Entry(2048, 128, bytes=4),  # float32 5000 to 7000: 0.90, by 256 threads 0.85; 8192: 0.95 by both
-    _Entry(1024, 128),  # 6000: 0.88; 8192: 0.97
-    _Entry(2048, 256),  # 16384: 0.96
+    # 6000: 0.88; 8192: 0.97; 9001 to 16384: at most 0.02 behind 256 threads; float32 5000 to 7000: 0.90, by these 0.85
+    _Entry(2048, 128),
     _Entry(3584, 256, ctas=2, bytes=2),  # 24576: as by four CTAs of 128 threads
     _Entry(4096, 128, ctas=4, bytes=2),  # 32768: 0.99, by two CTAs of 256 threads 0.88
     _Entry(4096, 256, ctas=2),  # float32 16384: 0.96, by one CTA 0.88
@@ -165,7 +164,7 @@ _FORWARD_CAUSAL_TABLE = (
     _Entry(_ANY, 256, ctas=16),
 )
 _BACKWARD_TABLE = (
-    *_SHORT,
+    *(_SHORT[0], _SHORT[1]._replace(bytes=2), _SHORT[2]),  # 127: 0.79; 200: 0.94; 512: 0.99
     _Entry(128, 32, 4, 2),  # 1024: 0.98
     _Entry(768, 96, bytes=2),  # 4096: 0.97; 4097, 5121: 0.92, by 128 threads 0.82; 2048: 0.97, held 1.00
     _Entry(256, 64, 4, bytes=4),  # float32 1024: 1.00
@@ -177,9 +176,9 @@ _BACKWARD_TABLE = (
     _Entry(4096, 256, 4, ctas=4),  # float32 12288: 1.00, staged 0.97
     _Entry(5120, 256, ctas=4, bytes=4),  # float32 20000: 0.94, held 0.87
     _Entry(8192, 256, 4, ctas=8, bytes=4),  # float32 24576: 0.98, staged 0.97
-    _Entry(14336, 320, ctas=8, bytes=2),  # 65536: 0.96, held 0.99; 80001: 0.91, by sixteen CTAs 0.76
     _Entry(14336, 256, ctas=16, bytes=4),  # float32 40000, 50257: 0.93, 0.91; by four CTAs 0.90, 0.89
-    _Entry(28672, 512, ctas=8, bytes=2),  # 128256, 128257, 131072: 0.93, 0.90, 0.96; by sixteen, held 0.89, 0.60, 0.97
+    # 65536: 0.95, by 512 threads 0.89; 80001: 0.89, 0.79; 100000: 0.89, 0.90; 128256: 0.92; 131072: 0.95
+    _Entry(28672, 320, ctas=8, bytes=2),
     _Entry(16384, 256, 4, ctas=16, bytes=4),  # float32 65536: 1.00, staged 0.97
     _Entry(28672, 256, ctas=16, bytes=4),  # float32 80000, 100000: 0.92, 0.90; held 0.73, 0.84
     _Entry(32768, 512, ctas=16, bytes=2),  # 262144: 0.93, held 0.87
