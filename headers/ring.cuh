@@ -65,7 +65,7 @@ struct RowRing {
     }
 #endif
     if constexpr (bulk || Config::ragged) {
-      inputs.clear_outside(place.thread, place.columns(row, params.rows));
+      if constexpr (!Inputs::leaves_outside) inputs.clear_outside(place.thread, place.columns(row, params.rows));
       order_copies();
     }
     if constexpr (ahead > 0) {

@@ -265,6 +265,8 @@ struct InputRow {
 // in a slot; slots lie as the first one's rows do. (NVRTC has no generic lambdas.)
 template <class Config, class Self>
 struct InputRows {
+  // Whether slots outside a part, which RowRing makes zeros, are left as they came, and out of what is summed.
+  enum : bool { leaves_outside = false };
   int shift;  // of the row that was located last
 
   template <class Params>

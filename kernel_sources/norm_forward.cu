@@ -122,13 +122,6 @@ TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, cons
   return result;
 }
 
-// Whether a thread may find the moments of its elements in one pass over shared memory. Rows that share a CTA would not
-// all take them again; of fewer elements at a time, one part in 20 or more would.
-template <class Config>
-constexpr TRTC_DEVICE bool one_pass_of() {
-  return Config::centred && Config::rows_per_cta == 1 && Config::vector >= 4;
-}
-
 // Of a row whose CTAs have told each other {shift, deviations, squares}, or {squares} where it is not centred.
 template <class Config, class Params>
 TRTC_DEVICE Normalization normalization_of(const Params& params, const float* told, float scale, int thread) {
@@ -177,12 +170,30 @@ TRTC_DEVICE void tell_scaling(const Params& params, float amax, float scale) {
   }
 }
 
+// Whether a thread may find the moments of its elements in one pass over shared memory. Rows that share a CTA would not
+// all take them again; of fewer elements at a time, one part in 20 or more would.
+template <class Config>
+constexpr TRTC_DEVICE bool one_pass_of() {
+  return Config::centred && Config::rows_per_cta == 1 && Config::vector >= 4;
+}
+
+// Where rows are taken in turn, floats have instructions to spare (262144: 0.936 of a copy, in one pass 0.916).
+template <class Config>
+constexpr TRTC_DEVICE bool one_pass_in_turn() {
+  return one_pass_of<Config>() && sizeof(typename Config::Held) < 4 && sizeof(typename Config::Output) < 4;
+}
+
 // The inputs of a row: x, and the residual that is added before or after; and their sum, where it is added before.
 template <class Config>
 struct ForwardRows : InputRows<Config, ForwardRows<Config>> {
   using Held = typename Config::Held;
   enum : int { N = Config::vector };
-  enum : bool { has_residual = Config::added_before || Config::added_after };
+  enum : bool {
+    has_residual = Config::added_before || Config::added_after,
+    // Deviations outside are left out anyway: a row need not wait for zeros (4093: 0.83 of a copy, and 0.81; 5121: 0.87
+    // and 0.85).
+    leaves_outside = Config::ragged && one_pass_in_turn<Config>(),
+  };
   InputRow<typename Config::Input, Config> x;
   InputRow<typename Config::Residual, Config> residual;
 
@@ -223,15 +234,23 @@ struct ForwardRows : InputRows<Config, ForwardRows<Config>> {
   }
   // The N columns from `column` on of a ragged part, the first of which has place `shift`: those of the slots from
   // `column` on, but for the places before it, which are of the next ones. All threads' Vecs must be there.
-  TRTC_DEVICE Vec<Held, N> held_columns(const Place<Config>& place, int k) const {
-    const int column = (k * Config::threads + place.thread) * N;
-    Vec<Held, N> value = held_at(column), next;
-    if (k + 1 < Config::steps || column + N < Config::chunk) {
-      next = held_at(column + N);
-    } else {
-      next.fill(0);
-    }
-    value.replace_first(next, this->shift);
+  TRTC_DEVICE Vec<Held, N> held_columns(int thread, int k, int columns) const {
+    const int column = (k * Config::threads + thread) * N;
+    Vec<Held, N> value = held_inside(column, k, columns);
+    value.replace_first(held_inside(column + N, k + 1, columns), this->shift);
+    return value;
+  }
+  // Whether a slot of step k, which may be that behind the last one, has anything of the part, or zeros: else nothing
+  // may have come.
+  TRTC_DEVICE bool came(int slot, int k, int columns) const {
+    if (Config::filled(k)) return true;
+    if constexpr (leaves_outside) return slot < columns + this->shift;
+    return k < Config::steps || slot < Config::chunk;
+  }
+  TRTC_DEVICE Vec<Held, N> held_inside(int slot, int k, int columns) const {
+    Vec<Held, N> value;
+    value.fill(0);
+    if (came(slot, k, columns)) value = held_at(slot);
     return value;
   }
   // Where the sum is staged: in the residual's place.
@@ -673,8 +692,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
   constexpr int lag = Config::lag;
   // A row's elements stay in registers until they are stored, or are read from the slot again.
   constexpr bool held = !Config::ragged && lag == 0 && steps * N <= 32;
-  // Floats have instructions to spare (262144: 0.936 of a copy, in one pass 0.916).
-  constexpr bool one_pass = one_pass_of<Config>() && !held && sizeof(Held) < 4 && sizeof(typename Config::Output) < 4;
+  constexpr bool one_pass = one_pass_in_turn<Config>() && !held;
   // Or at least until their deviations are summed.
   constexpr bool unpacked =
       held || (!Config::ragged && !one_pass && centred && sizeof(Held) < 4 && steps * N <= (threads > 512 ? 16 : 32));
@@ -731,16 +749,19 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
       if constexpr (Config::ragged) {
         if constexpr (Config::added_before) {
 #pragma unroll
-          for (int k = 0; k < steps; ++k) ring.inputs.first_held_at(sum_out, k, (k * threads + thread) * N, columns);
+          for (int k = 0; k < steps; ++k) {
+            const int slot = (k * threads + thread) * N;
+            if (ring.inputs.came(slot, k, columns)) ring.inputs.first_held_at(sum_out, k, slot, columns);
+          }
           cta_barrier();  // others' sums
         }
-        if (one_pass && thread == 0) shift[0] = own.shift_from(ring.inputs.held_columns(place, 0), columns);
-        if constexpr (one_pass) reduction.tell_in_cta(shift);
+        // Each thread by itself: a barrier takes longer (4097: 0.857 of a copy, and 0.847).
+        if constexpr (one_pass) shift[0] = own.shift_from(ring.inputs.held_columns(0, 0, columns), columns, row_shift);
         RaggedSum<Config> ragged_total;
 #pragma unroll
         for (int k = 0; k < steps; ++k) {
           if (!Config::meets(k, thread, columns)) continue;
-          const Vec<Held, N> value = ring.inputs.held_columns(place, k);
+          const Vec<Held, N> value = ring.inputs.held_columns(thread, k, columns);
           if constexpr (one_pass) {
             own.add(value, shift[0], k, (k * threads + thread) * N, columns, row_shift);
           } else {
@@ -799,7 +820,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
             const int slot = (k * threads + thread) * N;
             Vec<Held, N> value;
             if constexpr (Config::ragged && one_pass) {
-              value = ring.inputs.held_columns(place, k);
+              value = ring.inputs.held_columns(thread, k, columns);
             } else if constexpr (Config::ragged) {
               value = of_columns[k];
             } else if constexpr (!unpacked) {
@@ -852,9 +873,12 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
     const auto y_of = [&](int k) {
       const int slot = (k * threads + thread) * N;
       Vec<Held, N> value;
-      if constexpr (!held) value = ring.inputs.held_at(slot);
+      if constexpr (!held) value = ring.inputs.held_inside(slot, k, columns);
       Vec<typename Config::Residual, N> added;
-      if constexpr (Config::added_after) added = ring.inputs.residual.at(slot);
+      if constexpr (Config::added_after) {
+        added.fill(0);
+        if (ring.inputs.came(slot, k, columns)) added = ring.inputs.residual.at(slot);
+      }
       if constexpr (!affine_held) affine[0].load(affine_row, k * threads + thread, place.most_columns);
       float x[N];
 #pragma unroll

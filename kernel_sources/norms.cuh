@@ -263,12 +263,13 @@ struct ThreadMoments {
   enum : int { N = Config::vector };
   DeviationSums<Config> sums;
 
-  // From the part's first Vec, of which elements outside are 0.
+  // From the part's first Vec, in places from `first` on.
   template <class T>
-  static TRTC_DEVICE float shift_from(const Vec<T, N>& value, int columns) {
+  static TRTC_DEVICE float shift_from(const Vec<T, N>& value, int columns, int first = 0) {
     float element[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) element[i] = value.get(i);
+    Config::clear_outside(element, 0, 0, columns, first);
     float shift = trimmed_mean(element);
     if (columns < N) shift = columns <= 0 ? 0.0f : divide(sum(element), static_cast<float>(columns));
     Vec<T, 2> rounded;
