@@ -576,8 +576,8 @@ class _Division:
                 divisions.append((filled, -steps, _Entry(self.vectors, 1, threads, steps, in_shared=True)))
             elif not one and threads >= 64 and filled >= _LEAST_FILLED:
                 entry = _Entry(self.vectors, ctas, threads, steps, in_shared=True, together=together)
-                row = threads * steps * self.full * staged + _BESIDE_ROWS // together
-                resident = min(_RESIDENT_THREADS // threads, limits.shared_memory_per_cta // (together * row))
+                held = together * threads * steps * self.full * staged + _BESIDE_ROWS
+                resident = min(_RESIDENT_THREADS // threads, limits.shared_memory_per_cta // held)
                 in_flight = min(1.0, resident * together * 16 * self.vectors / ctas / _ENOUGH_IN_FLIGHT)
                 worth = in_flight + filled / 2 - 0.06 * math.log2(ctas) - abs(threads - 128) / 1700
                 divisions.append((worth, -steps, entry))
