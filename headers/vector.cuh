@@ -73,7 +73,12 @@ struct Vec {
     if constexpr (reads_whole_blocks) {
       load_whole<Space::global>(address);
     } else {
-      for (int i = 0; i < N; ++i) set_bits(i, load_element(address + i, i >= first && i < end));
+      // What must not be used is NaN, or a byte that is set.
+      for (int i = 0; i < N; ++i) {
+        const bool is_inside = i >= first && i < end;
+        const uint32 bits = load_element(address + i, is_inside);
+        set_bits(i, is_inside ? bits : 0xffffffffu >> (32 - 8 * static_cast<int>(sizeof(T))));
+      }
     }
   }
 

@@ -547,7 +547,7 @@ class _Mirror:
             start = low - low % 256
             buffer = _native.Buffer(device, high - start)
             buffer.copy_from_host(low - start, low, high - low, stream)
-            # Kernels read an array's first block of 16 bytes whole, though they use nothing of what is before it.
+            # Kernels may read an array's first block of 16 bytes whole, though they use nothing of what is before it.
             if low % 16:
                 buffer.copy_from_host((low - start) // 16 * 16, _ZEROS.ctypes.data, low % 16, stream)
             self._copies.append((start, low, high, buffer))

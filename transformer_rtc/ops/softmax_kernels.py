@@ -112,7 +112,7 @@ class _Entry(NamedTuple):
 # are the fastest where it fills them; staged rows lose less where it does not, the less the better their blocks fill
 # the last turn of their threads.
 _SHORT = (
-    _Entry(16, 4, 4, 32),  # 127: 0.77, by 16 threads a row 0.30; 128: 0.94
+    _Entry(16, 4, 4, 32),  # 127: 0.77, by 16 threads a row 0.30; 128: 0.94 (there is no bucket of so few floats)
     _Entry(32, 8, 4, 16),  # 201: 0.72, by 16 threads 0.48; 256: 0.96
     _Entry(64, 16, 4, 8),  # 300: 0.56; 512: 0.98, by 8 threads 0.72 and 0.96, masked 0.87 and 0.78
 )
