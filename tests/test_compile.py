@@ -321,8 +321,7 @@ def test_the_general_kernels_compile_with_next_to_no_spills(architecture):
     info = kernel_info(compiled.image)
     for kernel, rule in {stage for case in CASES for stage in case.general_stages()}:
         found = report(compiled.log, kernel.symbol)
-        # ptxas of CUDA 13 spills 72 bytes of LayerNorm for sm_100, so that a multiprocessor has two CTAs.
-        assert max(found[what] for what in SPILLS) <= 80, kernel.symbol
+        assert max(found[what] for what in SPILLS) <= 64, kernel.symbol
         assert int.from_bytes(info[kernel.symbol][_INFO_PARAMETER_BYTES], "little") == kernel.params.size
         assert struct.unpack("<III", info[kernel.symbol][_INFO_MAX_THREADS]) == (rule.threads, 1, 1)
         assert found["smem"] + rule.dynamic_shared_memory <= ARCHITECTURES[architecture].shared_memory_per_cta

@@ -541,16 +541,17 @@ class _Mirror:
                 merged[-1][1] = max(high, merged[-1][1])
             else:
                 merged.append([low, high])
-        self._copies: list[tuple[int, int, int, _native.Buffer]] = []
+        # Where host memory begins and ends; and its copy, from the 256-byte boundary before that on, so that what is
+        # aligned here is aligned there.
+        self._copies: list[tuple[int, int, _native.Buffer]] = []
         for low, high in merged:
-            # From a 256-byte boundary on, so that what is aligned here is aligned there.
-            start = low - low % 256
-            buffer = _native.Buffer(device, high - start)
-            buffer.copy_from_host(low - start, low, high - low, stream)
+            offset = low % 256
+            buffer = _native.Buffer(device, offset + high - low)
+            buffer.copy_from_host(offset, low, high - low, stream)
             # Kernels may read an array's first block of 16 bytes whole, though they use nothing of what is before it.
             if low % 16:
-                buffer.copy_from_host((low - start) // 16 * 16, _ZEROS.ctypes.data, low % 16, stream)
-            self._copies.append((start, low, high, buffer))
+                buffer.copy_from_host(offset // 16 * 16, _ZEROS.ctypes.data, low % 16, stream)
+            self._copies.append((low, high, buffer))
 
     @staticmethod
     def _span(view: RawView) -> tuple[int, int]:
@@ -558,24 +559,24 @@ class _Mirror:
         reach = [(extent - 1) * stride * size for extent, stride in zip(view.shape, view.strides, strict=True)]
         return view.pointer + sum(min(0, way) for way in reach), view.pointer + sum(max(0, way) for way in reach) + size
 
-    def _copy(self, view: RawView) -> tuple[int, int, int, _native.Buffer]:
-        return next(copy for copy in self._copies if copy[1] <= view.pointer < copy[2])
+    def _copy(self, view: RawView) -> tuple[int, int, _native.Buffer]:
+        return next(copy for copy in self._copies if copy[0] <= view.pointer < copy[1])
 
     def view(self, view: RawView) -> _native.View:
         """Return the device's view of a host view."""
         pointer = 0
         if 0 not in view.shape:
-            start, _, _, buffer = self._copy(view)
-            pointer = buffer.pointer + view.pointer - start
+            low, _, buffer = self._copy(view)
+            pointer = buffer.pointer + low % 256 + view.pointer - low
         return _native.View(pointer, view.shape, view.strides, view.dtype, self._device, view.read_only)
 
     def copy_back(self, view: RawView) -> None:
         """Copy a view's elements, and no others, back to the host."""
         if 0 in view.shape:
             return
-        start, low, high, buffer = self._copy(view)
+        low, high, buffer = self._copy(view)
         memory = np.empty(high - low, np.uint8)
-        buffer.copy_to_host(low - start, memory.ctypes.data, memory.nbytes, self._stream)
+        buffer.copy_to_host(low % 256, memory.ctypes.data, memory.nbytes, self._stream)
         _native.synchronize_stream(self._device, self._stream)
         _host_array(view)[...] = _host_array(view._replace(pointer=memory.ctypes.data + view.pointer - low))
 
