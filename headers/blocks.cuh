@@ -2,7 +2,7 @@
 // there.
 #pragma once
 
-#include "vector.cuh"
+#include "rows.cuh"
 
 namespace trtc {
 
@@ -50,15 +50,15 @@ struct Blocks {
   // the part's.
   template <class T>
   TRTC_DEVICE void fetch(T* shared, const T* part, bool aligned, uint32 fill) const {
-    fetch_blocks(shared, part, aligned, fill, false, false);
+    fetch_blocks(shared, part, aligned, fill, {false, false});
   }
   // The same where these columns may have anything, so that copies bring all: of two arrays, a row would wait for the
   // elements of one after those of the other (bfloat16, backward, 16385: 0.83 of a copy instead of 0.93; forward, of
-  // one array, 0.95 and, with blank() behind it, 0.92). `before`, `behind`: whether there is memory of the array beside
-  // the part there; else it must not be touched, as a copy of a part of a block does (compute-sanitizer).
+  // one array, 0.95 and, with blank() behind it, 0.92). What is not `beside` the part must not be touched, as a copy of
+  // a part of a block does (compute-sanitizer).
   template <class T>
-  TRTC_DEVICE void fetch_beside(T* shared, const T* part, bool aligned, bool before, bool behind) const {
-    fetch_blocks(shared, part, aligned, 0, before, behind);
+  TRTC_DEVICE void fetch_beside(T* shared, const T* part, bool aligned, Beside beside) const {
+    fetch_blocks(shared, part, aligned, 0, beside);
   }
 
   // Whether the first or the last block has anything but columns of the part.
@@ -67,9 +67,11 @@ struct Blocks {
   // Columns that are not used become `bits`, in the first and the last block that are, by the threads which have these.
   template <class T>
   TRTC_DEVICE void blank(T* shared, uint32 bits) const {
-    const int last = stop() - 1;
+    const int from = first(), last = stop() - 1;
+    if (last < from) return;
+    const int until = end < column(last) + N ? last : from;
 #pragma unroll 1
-    for (int block = first(); block <= last; block += max(last - first(), 1)) {
+    for (int block = begin > column(from) ? from : last; block <= until; block += max(last - from, 1)) {
       if (block % Threads != thread) continue;
       Vec<T, N> value;
       value.load_shared(shared + block * N);
@@ -92,7 +94,7 @@ struct Blocks {
 
  private:
   template <class T>
-  TRTC_DEVICE void fetch_blocks(T* shared, const T* part, bool aligned, uint32 fill, bool before, bool behind) const {
+  TRTC_DEVICE void fetch_blocks(T* shared, const T* part, bool aligned, uint32 fill, Beside beside) const {
     constexpr int bytes = Vec<T, N>::bytes;
     constexpr int piece = bytes < 16 ? bytes : 16;
     constexpr int of_piece = piece / static_cast<int>(sizeof(T));
@@ -119,7 +121,7 @@ struct Blocks {
       if (block % Threads != thread || whole.has(block)) continue;
       const T* from = part + column(block);
       const int begins = max(-column(block), 0), ends = min(columns - column(block), N);
-      if (aligned && (begins == 0 || before) && (ends == N || behind)) {
+      if (aligned && (begins == 0 || beside.before) && (ends == N || beside.behind)) {
 #pragma unroll
         for (int i = 0; i < N; i += of_piece) {
           const int size = static_cast<int>(sizeof(T));

@@ -117,6 +117,14 @@ TRTC_DEVICE uint32 spread_signs(uint32 word, uint32 bytes) {
   return bits;
 }
 
+// So many of a word's bits, the lowest ones; 32 or more: all.
+TRTC_DEVICE uint32 lowest_bits(uint32 count) {
+  uint32 bits;
+  TRTC_PTX(asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(count));)
+  TRTC_PORTABLE(bits = count < 32 ? (1u << count) - 1 : 0xffffffffu;)
+  return bits;
+}
+
 // 1 / x within 1 ulp, of x that is no less than 2^-126 and no more than 2^126.
 TRTC_DEVICE float approximate_reciprocal(float value) {
   float result;

@@ -67,11 +67,25 @@ TRTC_DEVICE bool rows_aligned(const T* base, int64 outer_stride, int64 inner_str
   return bits % (N * sizeof(T) < 16 ? N * sizeof(T) : 16) == 0;
 }
 
-// Whether no row begins before the end of the one before it, so that there is memory of the array before each but the
-// first.
-template <class Params>
+// Whether no row begins before the end of the one before it, so that there are N elements of the array before each but
+// the first, and behind each but the last.
+template <int N, class Params>
 TRTC_DEVICE bool rows_apart(const Params& params, int64 columns, int64 outer_stride, int64 inner_stride) {
-  return outer_stride >= columns && (params.inner_count == 1 || inner_stride >= columns);
+  return columns >= N && outer_stride >= columns && (params.inner_count == 1 || inner_stride >= columns);
+}
+
+// Whether what is beside a part of a row, before it and behind it, is known to be memory of the same array, as much as
+// a Vec has; else it is not touched.
+struct Beside {
+  bool before;
+  bool behind;
+};
+
+// Beside what a CTA has of row `number` of `count` that are apart, or are not.
+template <class Config>
+TRTC_DEVICE Beside beside_part(const Place<Config>& place, int64 columns, int64 number, int64 count, bool apart) {
+  return {place.rank > 0 || (apart && number > 0),
+          place.first_column + place.most_columns + Config::vector <= columns || (apart && number + 1 < count)};
 }
 
 // Copies a row's `count` elements from shared memory to global memory, which is aligned only to an element:
@@ -118,7 +132,7 @@ struct InputRow {
     array = rows;
     all = static_cast<const T*>(rows.data) + place.first_column;
     aligned = Config::hidden % N == 0 && rows_aligned<T, N>(all, rows.outer_stride, rows.inner_stride);
-    apart = rows_apart(params, Config::hidden, rows.outer_stride, rows.inner_stride);
+    apart = rows_apart<N>(params, Config::hidden, rows.outer_stride, rows.inner_stride);
   }
   template <class Params>
   TRTC_DEVICE const T* of(const Params& params, int64 row) const {

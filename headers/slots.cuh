@@ -2,16 +2,9 @@
 #pragma once
 
 #include "reduce.cuh"
-#include "vector.cuh"
+#include "rows.cuh"
 
 namespace trtc {
-
-// Whether what is beside a part of a row, before it and behind it, is known to be memory of the same array, as much as
-// a Vec has; else it is not touched.
-struct Beside {
-  bool before;
-  bool behind;
-};
 
 // Slot i of Vec k of a thread has the column (k * Threads + thread) * N + i - shift of the part. `shift` elements are
 // between the part's first one and the multiple of N elements before it, so every Vec is aligned in memory. The slots
@@ -33,6 +26,8 @@ struct Slots {
   }
   // Whether the first Vec has slots before the part.
   TRTC_DEVICE bool has_head() const { return thread == 0 && shift > 0; }
+  // Whether they have the part's last columns, or some of them.
+  TRTC_DEVICE bool has_late() const { return has_head() && (Ranged ? stop() : columns + shift) > capacity; }
   // Whether Vec k may have columns that are used.
   TRTC_DEVICE bool meets(int k) const {
     if constexpr (!Ranged) return k * stride < columns - column(0);
@@ -42,18 +37,12 @@ struct Slots {
     return column >= 0 && column < columns && (!Ranged || (column >= begin && column < end));
   }
 
-  // Beside row `number` of `count` that have so many columns and are apart, or are not.
-  static TRTC_DEVICE Beside beside(int64 number, int64 count, int row_columns, bool apart) {
-    const bool are_others = apart && row_columns >= N;
-    return {are_others && number > 0, are_others && number + 1 < count};
-  }
-
   // Brings what is used of an array of the part's columns; `fill` is what any other slot has. `aligned`: the array's
   // shift is that of the slots. Whether settle() is yet to be called: by then other arrays are on their way.
   template <class T>
   TRTC_DEVICE bool bring(Vec<T, N> (&value)[Steps], const T* part, uint32 fill, Beside beside, bool aligned) const {
     const bool whole = shift == 0 && columns % N == 0;
-    if (aligned && (whole || ((beside.before || shift == 0) && (beside.behind || (columns + shift) % N == 0)))) {
+    if (aligned && (beside.before || shift == 0) && (beside.behind || (columns + shift) % N == 0)) {
       const T* of_slots = part - shift;
       // Masked, 1024 keys: 0.915 of a copy, and 0.90 without a branch of its own.
       if (!Ranged && whole && columns == capacity) {
@@ -95,7 +84,7 @@ struct Slots {
 #pragma unroll
       for (int k = 0; k < Steps; ++k) keep(value[k], k * stride + thread * N, fill);
     }
-    if (stop() > capacity && has_head()) {
+    if (has_late()) {
       Vec<T, N> late;
       late.load_part(part - shift + capacity, 0, columns + shift - capacity);
       keep(late, capacity, fill);
@@ -106,26 +95,36 @@ struct Slots {
   // All of the part's columns.
   template <class T>
   TRTC_DEVICE void store(const Vec<T, N> (&value)[Steps], T* part, bool aligned) const {
-    T* of_thread = part + column(0);
-    const int left = columns - column(0);
-    if (aligned) {
+    T* of_slots = part - shift;
+    const int end = max(columns, 0) + shift, last = end / N;
+    // Rows that begin and end within a Vec go by elements.
+    if (aligned && (shift == 0 || last > 0)) {
 #pragma unroll
       for (int k = 0; k < Steps; ++k) {
-        value[k].store(of_thread + k * stride, k * stride + N <= left && !(k == 0 && has_head()));
+        const int slot = k * stride + thread * N;
+        value[k].store(of_slots + slot, slot + N <= end && !(k == 0 && has_head()));
       }
-    }
-    // The part's first columns, in the first thread, and the last ones; or all, where none is aligned.
-    const int end_of_part = max(columns, 0) + shift, last = end_of_part / N;
-    const bool has_last = end_of_part % N != 0 && last % Threads == thread && !(last == 0 && has_head());
-    int k = !aligned || has_head() ? 0 : has_last ? last / Threads : static_cast<int>(Steps);
+      // The part's first columns, in the first thread, and the last ones.
+      bool head = has_head(), tail = end % N != 0 && last % Threads == thread;
 #pragma unroll 1
-    while (k < Steps) {
+      while (head || tail) {
+        const int k = head ? 0 : last / Threads;
+        Vec<T, N> one = value[0];
+#pragma unroll
+        for (int other = 1; other < Steps; ++other) one = k == other ? value[other] : one;
+        one.store_edge(of_slots + (head ? 0 : last * N), head ? N - shift : end % N, head);
+        tail = tail && head;
+        head = false;
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int k = 0; k < Steps; ++k) {
       Vec<T, N> one = value[0];
 #pragma unroll
       for (int other = 1; other < Steps; ++other) one = k == other ? value[other] : one;
 #pragma unroll
       for (int i = 0; i < N; ++i) one.store_element(part + column_of(k, i), i, column_of(k, i) < columns);
-      k = !aligned ? k + 1 : k == 0 && has_head() && has_last ? last / Threads : static_cast<int>(Steps);
     }
   }
 
@@ -177,7 +176,7 @@ struct ShiftedSum {
   // add_late(), behind all others.
   template <class Part>
   TRTC_DEVICE void add(const Part& part, int k, const float (&element)[N]) {
-    if (k == 0 && part.column(0) < 0) {
+    if (k == 0 && part.has_late()) {
 #pragma unroll
       for (int i = 0; i < N; ++i) of_place[i] += i < part.shift ? 0.0f : element[i];
     } else {
@@ -187,7 +186,7 @@ struct ShiftedSum {
 
   template <class Part>
   TRTC_DEVICE void add_late(const Part& part, const float (&element)[N]) {
-    if (part.column(0) < 0) {
+    if (part.has_late()) {
 #pragma unroll
       for (int i = 0; i < N; ++i) of_place[i] += i < part.shift ? element[i] : 0.0f;
     }

@@ -124,6 +124,18 @@ struct Vec {
     }
   }
 
+  // To global memory, aligned like an aligned store: the first `count` elements, or the last ones; fewer than all. By
+  // halves, so that each of at most log2(N) stores is aligned.
+  TRTC_DEVICE void store_edge(T* address, int count, bool last) const {
+    if constexpr (N > 1) {
+      constexpr int half = N / 2;
+      const bool has_half = (count & half) != 0;
+      const bool goes_on_last = last != has_half;
+      half_of(last).store(address + (last ? half : 0), has_half);
+      half_of(goes_on_last).store_edge(address + (goes_on_last ? half : 0), count, last);
+    }
+  }
+
   // Every element has these bits.
   TRTC_DEVICE void fill(uint32 bits) {
 #pragma unroll
@@ -173,11 +185,11 @@ struct Vec {
 
   // The first `count` elements become those of another one.
   TRTC_DEVICE void replace_first(const Vec& other, int count) {
-    constexpr int per_word = 4 / static_cast<int>(sizeof(T));
+    const int bits = count * static_cast<int>(8 * sizeof(T));
 #pragma unroll
     for (int i = 0; i < words; ++i) {
-      const int left = count - i * per_word;
-      const uint32 theirs = left >= per_word ? 0xffffffffu : left <= 0 ? 0 : (1u << left * 8 * sizeof(T) % 32) - 1;
+      const uint32 theirs =
+          sizeof(T) == 4 ? (i < count ? 0xffffffffu : 0) : lowest_bits(static_cast<uint32>(max(bits - 32 * i, 0)));
       word[i] = (word[i] & ~theirs) | (other.word[i] & theirs);
     }
   }
@@ -235,6 +247,17 @@ struct Vec {
   }
 
  private:
+  TRTC_DEVICE Vec<T, N / 2> half_of(bool last) const {
+    Vec<T, N / 2> found;
+    if constexpr (bytes <= 4) {
+      found.word[0] = last ? word[0] >> bytes * 4 : word[0];
+    } else {
+#pragma unroll
+      for (int i = 0; i < words / 2; ++i) found.word[i] = last ? word[words / 2 + i] : word[i];
+    }
+    return found;
+  }
+
   template <Space From>
   TRTC_DEVICE void load_whole(const T* address) {
     if constexpr (bytes == 2) load_2<From>(word[0], address, true);

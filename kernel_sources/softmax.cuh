@@ -47,10 +47,8 @@ TRTC_DEVICE uint32 query_of(const Params& params, int64 row) {
 // Of a query, and of a row.
 template <class Params>
 TRTC_DEVICE Range causal_range(const Params& params, uint32 query) {
-  const int64 end = static_cast<int64>(query) + params.diagonal + 1;
-  const int64 last = end < params.columns ? end : params.columns;
-  const int64 first = params.window > 0 ? end - params.window : 0;
-  return {first > 0 ? static_cast<int>(first) : 0, last > 0 ? static_cast<int>(last) : 0};
+  const int end = max(static_cast<int>(query) + params.diagonal + 1, 0);
+  return {params.window > 0 ? max(end - params.window, 0) : 0, end};
 }
 
 template <bool Causal, class Params>
@@ -77,6 +75,13 @@ TRTC_DEVICE int64 mask_offset(const Params& params, int64 row) {
   const uint32 batch = batch_of(params, matrix), head = head_of_matrix(params, matrix);
   const uint32 query = query_of(params, row);
   return batch * params.mask_batch_stride + head * params.mask_head_stride + query * params.mask_query_stride;
+}
+
+// Beside what a CTA has of a row of the mask, where the next query's is.
+template <class Config, class Params>
+TRTC_DEVICE Beside beside_query(const Params& params, const Place<Config>& place, int64 row) {
+  const bool apart = params.columns >= Config::vector && params.mask_query_stride >= params.columns;
+  return beside_part(place, params.columns, query_of(params, row), params.queries, apart);
 }
 
 // The row that has a turn. Where all heads have one mask, their rows of a query follow each other, so that the mask

@@ -30,8 +30,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
   auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
   const bool shifted = !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
-  const bool y_apart = rows_apart(params, params.columns, params.y_outer_stride, params.y_inner_stride);
-  const bool dy_apart = rows_apart(params, params.columns, params.dy_outer_stride, params.dy_inner_stride);
+  const bool y_apart = rows_apart<N>(params, params.columns, params.y_outer_stride, params.y_inner_stride);
+  const bool dy_apart = rows_apart<N>(params, params.columns, params.dy_outer_stride, params.dy_inner_stride);
   Reduction reduction;
   reduction.begin(params, place.rank);
   const auto y_of = [&](int64 row) {
@@ -73,7 +73,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
 
     Vec<Input, N> of_y[steps];
     Vec<Gradient, N> of_dy[steps];
-    const auto beside = [&](bool apart) { return Part::beside(row, params.rows, params.columns, apart); };
+    const auto beside = [&](bool apart) { return beside_part(place, params.columns, row, params.rows, apart); };
     const auto load = [&](const Part& part, int first) {
       if constexpr (Config::in_turn) {
         if (comes) {

@@ -48,21 +48,20 @@ struct SoftmaxRow {
         element = value[k].get(i);
         if constexpr (Config::mask_is_added) {
           element = masked_score(element, params.scale, mask_of[k].get(i));
-        } else {
-          if constexpr (!folds) element *= params.scale;
-          if constexpr (Config::has_mask) {
-            if (mask_of[k].is_set(i) != Config::mask_keeps) element = minus_infinity();
-          }
+        } else if constexpr (Config::has_mask) {
+          if (mask_of[k].is_set(i) != Config::mask_keeps) element = minus_infinity();
         }
       }
     }
-    if (!(params.scale > 0.0f)) {
-      // -infinity does not take part whatever the scale.
-      const float sign = scale_sign(params);
+    if constexpr (!Config::mask_is_added) {
+      if (params.scale > 0.0f) {
 #pragma unroll
-      for (int i = 0; i < steps * N; ++i) {
-        const float given = value[i / N].get(i % N);
-        v[i] = given == minus_infinity() ? given : folds && v[i] != minus_infinity() ? v[i] * sign : v[i];
+        for (int i = 0; i < (folds ? 0 : steps * N); ++i) v[i] *= params.scale;
+      } else {
+        // -infinity does not take part whatever the scale.
+        const float by = folds ? scale_sign(params) : params.scale;
+#pragma unroll
+        for (int i = 0; i < steps * N; ++i) v[i] = v[i] == minus_infinity() ? v[i] : v[i] * by;
       }
     }
   }
@@ -104,7 +103,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
   const auto* all_x = static_cast<const Input*>(params.x) + place.first_column;
   auto* all_out = static_cast<Output*>(params.out) + place.first_column;
   const bool shifted = !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
-  const bool apart = rows_apart(params, params.columns, params.x_outer_stride, params.x_inner_stride);
+  const bool apart = rows_apart<N>(params, params.columns, params.x_outer_stride, params.x_inner_stride);
   const float factor = Row::factor(params);
   Reduction reduction;
   reduction.begin(params, place.rank);
@@ -117,12 +116,11 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     Row in;
     in.x = all_x + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
     in.range = range_of<Config::causal>(params, row).from(place.first_column);
-    in.beside = Part::beside(row, params.rows, params.columns, apart);
+    in.beside = beside_part(place, params.columns, row, params.rows, apart);
     in.mask = nullptr;
     in.mask_beside = {false, false};
     if constexpr (Config::has_mask) {
-      in.mask_beside = Part::beside(query_of(params, row), params.queries, params.columns,
-                                    params.mask_query_stride >= params.columns);
+      in.mask_beside = beside_query(params, place, row);
       in.mask = static_cast<const typename Config::Mask*>(params.mask) + mask_offset(params, row) + place.first_column;
     }
     Output* out = all_out + row_offset(params, row, params.out_outer_stride, params.out_inner_stride);

@@ -36,7 +36,6 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
 
   TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = softmax_place<Config>(params);
-  const bool is_inner = place.first_column + place.most_columns < params.columns;  // others have what is behind
   auto* staged = reinterpret_cast<Input*>(shared);
   auto* staged_mask = reinterpret_cast<Mask*>(shared + staged_bytes<Input>(Part::room(softmax_slice<Config>(params))));
   const auto* all_x = static_cast<const Input*>(params.x) + place.first_column;
@@ -57,7 +56,8 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     part.fetch(staged, x, true, minus_infinity_bits<Input>());
     if constexpr (Config::has_mask) {
       const Mask* mask = static_cast<const Mask*>(params.mask) + mask_offset(params, row) + place.first_column;
-      part.fetch_beside(staged_mask, mask, rows_aligned<Mask, N>(mask - part.shift, 0, 0), place.rank > 0, is_inner);
+      part.fetch_beside(staged_mask, mask, rows_aligned<Mask, N>(mask - part.shift, 0, 0),
+                        beside_query(params, place, row));
     }
     wait_async();
     if constexpr (Config::causal) part.blank(staged, minus_infinity_bits<Input>());
@@ -239,7 +239,6 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
 
   TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = softmax_place<Config>(params);
-  const bool is_inner = place.first_column + place.most_columns < params.columns;  // others have what is behind
   auto* staged_y = reinterpret_cast<Input*>(shared);
   auto* staged_dy =
       reinterpret_cast<Gradient*>(shared + staged_bytes<Input>(Part::room(softmax_slice<Config>(params))));
@@ -247,8 +246,8 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
   auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
   const bool shifted = !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
-  const bool y_apart = rows_apart(params, params.columns, params.y_outer_stride, params.y_inner_stride);
-  const bool dy_apart = rows_apart(params, params.columns, params.dy_outer_stride, params.dy_inner_stride);
+  const bool y_apart = rows_apart<N>(params, params.columns, params.y_outer_stride, params.y_inner_stride);
+  const bool dy_apart = rows_apart<N>(params, params.columns, params.dy_outer_stride, params.dy_inner_stride);
   Reduction reduction;
   reduction.begin(params, place.rank);
 
@@ -259,10 +258,9 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
     Output* dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
     const Part part = staged_part<Config>(params, place, row, shifted ? elements_past<N>(y) : 0);
     const auto dx_whole = part.inside(rows_aligned<Output, N>(dx - part.shift, 0, 0), 0, part.columns);
-    const bool is_first = row == 0, is_last = row + 1 == params.rows;
-    part.fetch_beside(staged_y, y, true, place.rank > 0 || (y_apart && !is_first), is_inner || (y_apart && !is_last));
-    part.fetch_beside(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0),
-                      place.rank > 0 || (dy_apart && !is_first), is_inner || (dy_apart && !is_last));
+    const auto beside = [&](bool apart) { return beside_part(place, params.columns, row, params.rows, apart); };
+    part.fetch_beside(staged_y, y, true, beside(y_apart));
+    part.fetch_beside(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0), beside(dy_apart));
     wait_async();
     if (Config::causal || part.has_edges()) part.blank(staged_y, nothing);
     const int first = part.first_of_thread(), stop = part.stop();

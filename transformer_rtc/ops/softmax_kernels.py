@@ -114,11 +114,12 @@ class _Entry(NamedTuple):
 _SHORT = (
     _Entry(16, 4, 4, 32),  # 127: 0.77, by 16 threads a row 0.30; 128: 0.94 (there is no bucket of so few floats)
     _Entry(32, 8, 4, 16),  # 201: 0.72, by 16 threads 0.48; 256: 0.96
-    _Entry(64, 16, 4, 8),  # 300: 0.56; 512: 0.98, by 8 threads 0.72 and 0.96, masked 0.87 and 0.78
+    _Entry(64, 16, 4, 8),  # masked 300: 0.51, 512: 0.80; by 8 threads 0.51 and 0.76
 )
+_SHORT_OF_ALL = (*_SHORT[:2], _Entry(64, 8, 8, 8, bytes=2), _SHORT[2])  # 300: 0.77, 512: 0.97; by 16 threads 0.67, 0.97
 _ANY = 1 << 30
 _FORWARD_TABLE = (
-    *_SHORT,
+    *_SHORT_OF_ALL,
     _Entry(128, 32, 4),  # 1001: 0.91, staged 0.81; 1024: 0.99
     _Entry(256, 32),  # 2048: 0.99, held 0.98; float32 600: 0.97, held 0.78; 1024: 1.01
     _Entry(320, 96, bytes=2),  # 2500: 0.89, by 128 threads 0.81
@@ -166,7 +167,7 @@ _FORWARD_CAUSAL_TABLE = (
 _BACKWARD_TABLE = (
     _SHORT[0],  # 127: 0.79
     _SHORT[1]._replace(bytes=2),  # 200: 0.94; float32 has 12 kernels without it
-    _SHORT[2],  # 512: 0.99
+    *_SHORT_OF_ALL[2:],  # 300: 0.86, 512: 0.99; by 16 threads 0.74, 0.99
     _Entry(128, 32, 4, 2),  # 1024: 0.98
     _Entry(768, 96, bytes=2),  # 4096: 0.97; 4097, 5121: 0.92, by 128 threads 0.82; 2048: 0.97, held 1.00
     _Entry(256, 64, 4, bytes=4),  # float32 1024: 1.00
