@@ -286,19 +286,40 @@ _ENOUGH_IN_FLIGHT = 216 * 1024
 _BESIDE_ROWS = 1024  # of a CTA, about what it really has beside them; RESERVED_SHARED is the most
 # Rows that are no whole vectors are read by what divides them, or are ragged where that is less than 8 bytes: bfloat16,
 # 4100: RMSNorm 0.93, ragged 0.72; 4098: 0.80 and 0.79, LayerNorm 0.50 and 0.60. Their steps are the most that a thread
-# has; they come in bulk. bfloat16, 4097 and 5121: RMSNorm 0.88 and 0.89, LayerNorm 0.79 and 0.79.
+# has; they come in bulk.
 _UNEVEN_VECTORS = 256
 _RAGGED_BYTES = 8
 _LEAST_RAGGED_STEPS = 5
-_RAGGED_FORWARD = (
-    _Entry(2048, 1, 512, 6, 1, True, 2),
-    _Entry(4096, 2, 512, 6, 1, True, 2),
-    _Entry(8192, 4, 512, 6, 1, True, 2),
-    _Entry(16384, 8, 512, 6, 1, True, 2),
-    _Entry(32768, 16, 512, 6, 1, True, 2),
+_RAGGED_ELSEWHERE = (
+    _Entry(32768, 16, 512, 6, 1, True, 2),  # bfloat16 262143: RMSNorm 0.56, LayerNorm 0.20
     _Entry(65536, 16, 1024, 6, 1, True, 2),
     _Entry(65536, 16, 1024, 6, 1, True, 1),
 )
+# Behind each line, ratios in bfloat16 and, where they decided, in float32.
+_RAGGED_FORWARD = {
+    "rms_norm": (
+        _Entry(1152, 1, 512, 6, 1, True, 2),  # 4097: 0.89, 8193: 0.88
+        _Entry(1900, 2, 512, 6, 1, True, 2),  # 12001: 0.91, by one CTA 0.89
+        _Entry(3800, 4, 512, 6, 1, True, 2),  # 20001: 0.90, by two 0.87
+        _Entry(7600, 8, 512, 6, 1, True, 2),  # 40001: 0.91, by four 0.83; 60001: 0.87, 0.88
+        _Entry(12600, 8, 512, 8, 1, True, 2),  # 65537, 80001: 0.87, 0.86
+        _Entry(25600, 16, 512, 8, 1, True, 2),  # 150001: 0.79, with 6 steps 0.47; float32 100001: 0.86, 0.81
+        *_RAGGED_ELSEWHERE,
+    ),
+    "layer_norm": (
+        _Entry(319, 1, 512, 5, 1, True, 3),  # 2501: 0.87, with two stages 0.82; float32 1251: 0.87, 0.89
+        _Entry(767, 1, 512, 6, 1, True, 2),  # 3001: 0.88, 4097: 0.85, 5121: 0.87
+        _Entry(1800, 1, 512, 7, 1, True, 2),  # 7001: 0.88, 8193: 0.85; with 6 steps 0.83, 0.83
+        _Entry(2200, 2, 512, 7, 1, True, 2),  # 16383: 0.81, by one CTA 0.73
+        _Entry(3600, 1, 512, 8, 1, True, 3),  # 20001: 0.82, by two CTAs 0.75; float32 10001: 0.88, 0.83
+        _Entry(3600, 2, 512, 7, 1, True, 2),  # what does not fit one: 28001: 0.83, with 6 steps 0.60
+        _Entry(4400, 4, 512, 7, 1, True, 2),  # 30001: 0.71, by two 0.62; float32 15001: 0.84, 0.67
+        _Entry(6300, 2, 512, 8, 1, True, 3),  # 40001: 0.73, 50001: 0.75; by four 0.65, 0.66
+        _Entry(12600, 8, 512, 7, 1, True, 2),  # 60001: 0.64, by four 0.47; 65537: 0.66
+        _Entry(25600, 16, 512, 7, 1, True, 2),  # 131071: 0.55, by eight 0.35; 200001: 0.41
+        *_RAGGED_ELSEWHERE,
+    ),
+}
 # In the place of the lines of as many vectors where clusters do not take rows together: a ring hides the exchange of a
 # cooperative grid. Only float32 has such lines.
 _FORWARD_IN_TURN = {
@@ -587,9 +608,12 @@ class _Division:
         """Return the most steps, and their threads, of those that leave about the fewest vectors of a CTA empty."""
         vectors = math.ceil(self.hidden / (self.full * entry.ctas)) + 1
         found = [
-            (steps, min(max(_threads(vectors, steps), 64), entry.threads))
+            (steps, threads)
             for steps in range(entry.steps, min(_LEAST_RAGGED_STEPS, entry.steps) - 1, -1)
+            if (threads := max(_threads(vectors, steps), 64)) <= entry.threads
         ]
+        if not found:
+            return entry.steps, entry.threads
         least = min(steps * threads for steps, threads in found)
         return next(one for one in found if one[0] * one[1] * 16 <= least * 17)
 
@@ -680,7 +704,7 @@ def configure(
     if len(rows) > 1:
         entries = (*(entry for entry in entries if entry.ctas == 1), *_FORWARD_RESIDUAL)
     if hidden % division.full:
-        ragged = _RAGGED_FORWARD if division.ragged and division.vectors > _UNEVEN_VECTORS else ()
+        ragged = _RAGGED_FORWARD[table[0]] if division.ragged and division.vectors > _UNEVEN_VECTORS else ()
         # RMSNorm of floats is faster in registers (4097: 0.90, ragged 0.83).
         first = _UNEVEN_FORWARD if (norm, division.bytes) == ("rms_norm", 4) else ()
         entries = (*first, *ragged, *_UNEVEN_FORWARD, *entries)
