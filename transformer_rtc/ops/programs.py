@@ -186,14 +186,14 @@ class GeneralKernel(NamedTuple):
     ----------
     params : Params
         Of an operator with every array.
-    threads : int
-        Of a CTA.
+    bounds : int or str
+        Its launch bounds: the threads of a CTA; and, behind a comma, how many CTAs a multiprocessor has registers for.
     template : str
         What it calls.
     """
 
     params: Params
-    threads: int
+    bounds: int | str
     template: str
 
 
@@ -206,5 +206,5 @@ def general_program(source: str, kernels: Mapping[str, GeneralKernel]) -> str:
         if members not in structs:
             structs[members] = f"Params{len(structs)}"
             declared.append("\n" + kernel.params.text(structs[members]))
-        entries.append(entry(symbol, kernel.template, kernel.threads, structs[members]))
+        entries.append(entry(symbol, kernel.template, kernel.bounds, structs[members]))
     return f'#include "{source}"\n{"".join(declared)}{"".join(entries)}'
