@@ -44,7 +44,8 @@ TRTC_DEVICE uint32 query_of(const Params& params, int64 row) {
   return static_cast<uint32>(row) - matrix_of(params, row) * params.queries;
 }
 
-// Of a query, and of a row.
+// Of a query, and of a row. It ends within the columns, as `diagonal` is how many more these are than the queries, of
+// which there are fewer than 2^31.
 template <class Params>
 TRTC_DEVICE Range causal_range(const Params& params, uint32 query) {
   const int end = max(static_cast<int>(query) + params.diagonal + 1, 0);
@@ -241,8 +242,11 @@ TRTC_DEVICE RowTotals totals_of_row(const Params& params, const Place<Config>& p
 // The part of a CTA's `columns` that begins with its column `first`.
 template <class Config>
 TRTC_DEVICE typename Config::Part softmax_part(int thread, int shift, int columns, Range range, int first) {
+  const int capacity = Config::Part::capacity;
   const Range here = range.from(first);
-  return {thread, shift, min(columns - first, static_cast<int>(Config::Part::capacity)), here.begin, here.end};
+  // A range may begin far behind a chunk: further than can be counted in bits.
+  const int begin = Config::chunked ? min(here.begin, capacity) : here.begin;
+  return {thread, shift, min(columns - first, capacity), begin, here.end};
 }
 
 // What an element adds to the sum of a row's gradients, and its own one; 0 where it did not take part.

@@ -186,16 +186,18 @@ def test_layer_norm_of_a_size_that_no_line_has_fills_its_ctas(dtype, rng):
 
 @pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32))
 @pytest.mark.parametrize("norm", ("rms_norm", "layer_norm"))
-def test_a_ragged_row_fills_its_ctas(norm, dtype, rng):
-    limits = ARCHITECTURES[90]
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_ragged_row_fills_its_ctas(architecture, norm, dtype, rng):
+    limits = ARCHITECTURES[architecture]
     columns = (dtype, dtype) if norm == "layer_norm" else (dtype,)
     ragged = []
     for hidden in range(4113 // dtype.bytes | 1, 400_000 // dtype.bytes, 254):
         config = norm_configurations.configure(norm, hidden, (dtype,), columns, dtype, dtype, limits)
         if config.ragged:
-            assert 0.8 <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
+            assert config.steps * config.vector * dtype.bytes >= 80, hidden  # of a thread: five whole vectors
+            assert 0.79 <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
             ragged.append(hidden)
-    assert len(ragged) > 300
+    assert len(ragged) > 100
     cases = [
         Case(64, int(hidden), dtype, dtype, out, operator=norm, bias=dtype if norm == "layer_norm" else None)
         for hidden, out in itertools.product(rng.choice(ragged, 4, replace=False), (dtype, FLOAT8_E4M3))

@@ -375,6 +375,17 @@ def test_a_mask_and_a_causal_mode_however_a_row_is_held(name, held, rng):
         hold(x, dy, FLOAT32, 0.7, within, mask=mask, causal="aligned", window=keys // 2)
 
 
+def test_a_window_that_begins_far_behind_the_first_chunk():
+    keys = 2**27 + 2**20  # the window begins further than bits can be counted
+    held = np.ones(keys + 8, np.float16)
+    x = held[(3 - held.ctypes.data // 2) % 8 :][:keys].reshape(1, keys)
+    with using(simulated(checked=False)):
+        y = softmax(x, causal="aligned", window=1)
+        dx = softmax_backward(x, x, causal="aligned", window=1)
+    assert y[0, -1] == 1 and not y[0, :-1].any()
+    assert not dx.any()
+
+
 @BOTH
 def test_infinities_and_nan(static, rng):
     for dtype, columns in itertools.product(FLOATS, (9, 700)):

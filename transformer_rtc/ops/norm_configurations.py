@@ -291,6 +291,8 @@ _UNEVEN_VECTORS = 256
 _RAGGED_BYTES = 8
 _LEAST_RAGGED_STEPS = 5
 _RAGGED_ELSEWHERE = (
+    _Entry(2048, 1, 512, 6, 1, True, 2),  # without clusters
+    _Entry(16384, 8, 512, 6, 1, True, 2),  # clusters of 8 at most
     _Entry(32768, 16, 512, 6, 1, True, 2),  # bfloat16 262143: RMSNorm 0.56, LayerNorm 0.20
     _Entry(65536, 16, 1024, 6, 1, True, 2),
     _Entry(65536, 16, 1024, 6, 1, True, 1),
