@@ -607,7 +607,10 @@ class _Division:
         return tuple(entry for *_, entry in sorted(divisions, reverse=True))
 
     def _ragged_steps(self, entry: _Entry) -> tuple[int, int]:
-        """Return the most steps, and their threads, of those that leave about the fewest vectors of a CTA empty."""
+        """Return the most steps, and their threads, of those that leave about the fewest vectors of a CTA empty.
+
+        Where as many threads as the line has do not hold the row, what the line says.
+        """
         vectors = math.ceil(self.hidden / (self.full * entry.ctas)) + 1
         found = [
             (steps, threads)
