@@ -112,15 +112,15 @@ class _Entry(NamedTuple):
 # are the fastest where it fills them; staged rows lose less where it does not, the less the better their blocks fill
 # the last turn of their threads.
 _SHORT = (
-    _Entry(16, 4, 4, 32),  # 127: 0.77, by 16 threads a row 0.30; 128: 0.94 (there is no bucket of so few floats)
-    _Entry(32, 8, 4, 16),  # 201: 0.72, by 16 threads 0.48; 256: 0.96
+    _Entry(16, 4, 4, 32),  # 127: 0.84; 128: 0.97 (there is no bucket of so few floats)
+    _Entry(32, 8, 4, 16),  # 201: 0.81; 256: 0.97
     _Entry(64, 16, 4, 8),  # masked 300: 0.51, 512: 0.80; by 8 threads 0.51 and 0.76
 )
 _SHORT_OF_ALL = (*_SHORT[:2], _Entry(64, 8, 8, 8, bytes=2), _SHORT[2])  # 300: 0.77, 512: 0.97; by 16 threads 0.67, 0.97
 _ANY = 1 << 30
 _FORWARD_TABLE = (
     *_SHORT_OF_ALL,
-    _Entry(128, 32, 4),  # 1001: 0.91, staged 0.81; 1024: 0.99
+    _Entry(128, 32, 4),  # 1001: 0.99; 1024: 0.99; by 16 threads 0.95 and 0.98; 601: 0.71, and 0.75
     _Entry(256, 32),  # 2048: 0.99, held 0.98; float32 600: 0.97, held 0.78; 1024: 1.01
     _Entry(320, 96, bytes=2),  # 2500: 0.89, by 128 threads 0.81
     _Entry(512, 128, bytes=2),  # 4096: 0.98; one row of 4096 by 96 threads takes 0.5 us more
@@ -155,7 +155,7 @@ _FORWARD_MASKED_TABLE = (
 # Where little of a row is read, more CTAs are resident than without.
 _FORWARD_CAUSAL_TABLE = (
     *_SHORT,
-    _Entry(512, 32),  # 1024: 0.84; 2048: 0.94; 4096: 0.92, by 128 threads 0.90; float32 2048: 0.93
+    _Entry(512, 32),  # 1024: 0.88; 2048: 0.94; 4096: 0.92, by 128 threads 0.90; float32 2048: 0.93
     _Entry(1024, 64, bytes=4),  # float32 4096: 0.90, by 128 threads 0.89
     _Entry(1024, 128),  # 8192: 0.94
     _Entry(1536, 256),
