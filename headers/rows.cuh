@@ -67,11 +67,15 @@ TRTC_DEVICE bool rows_aligned(const T* base, int64 outer_stride, int64 inner_str
   return bits % (N * sizeof(T) < 16 ? N * sizeof(T) : 16) == 0;
 }
 
-// Whether no row begins before the end of the one before it, so that there are N elements of the array before each but
-// the first, and behind each but the last.
+// Whether rows that are `stride` elements from each other do not overlap, and have N elements.
+template <int N>
+TRTC_DEVICE bool rows_apart(int64 columns, int64 stride) {
+  return columns >= N && stride >= columns;
+}
+// Of an array: there are N elements of it before each row but the first, and behind each but the last, then.
 template <int N, class Params>
 TRTC_DEVICE bool rows_apart(const Params& params, int64 columns, int64 outer_stride, int64 inner_stride) {
-  return columns >= N && outer_stride >= columns && (params.inner_count == 1 || inner_stride >= columns);
+  return rows_apart<N>(columns, outer_stride) && (params.inner_count == 1 || inner_stride >= columns);
 }
 
 // Whether what is beside a part of a row, before it and behind it, is known to be memory of the same array, as much as
@@ -81,11 +85,17 @@ struct Beside {
   bool behind;
 };
 
-// Beside what a CTA has of row `number` of `count` that are apart, or are not.
+// Beside row `number` of `count` that are apart, or are not.
+TRTC_DEVICE Beside beside_row(int64 number, int64 count, bool apart) {
+  return {apart && number > 0, apart && number + 1 < count};
+}
+
+// Beside what a CTA has of it.
 template <class Config>
 TRTC_DEVICE Beside beside_part(const Place<Config>& place, int64 columns, int64 number, int64 count, bool apart) {
-  return {place.rank > 0 || (apart && number > 0),
-          place.first_column + place.most_columns + Config::vector <= columns || (apart && number + 1 < count)};
+  const Beside of_row = beside_row(number, count, apart);
+  return {place.rank > 0 || of_row.before,
+          place.first_column + place.most_columns + Config::vector <= columns || of_row.behind};
 }
 
 // Copies a row's `count` elements from shared memory to global memory, which is aligned only to an element:
@@ -152,10 +162,12 @@ struct InputRow {
   }
 
   // The bytes of a row's part, of a ragged one with all that its first and last Vec bring, if one copy can bring them;
-  // else 0. Of a ragged row there must be memory of the same array before it and behind it.
+  // else 0. Of a ragged row there must be memory of the same array before it and behind it: what is beyond must not be
+  // touched, as a copy of a part of a Vec does (compute-sanitizer).
   template <class Params>
   TRTC_DEVICE int bulk_bytes(const Params& params, int64 row, int shift, int columns) const {
-    const bool is_edge = Config::ragged && (is_begin(row) || is_end(params, row));
+    const Beside beside = beside_row(row, params.rows, apart);
+    const bool is_edge = Config::ragged && !(beside.before && beside.behind);
     const bool fits = Vec<T, N>::bytes >= 16 && columns > 0 && !is_edge && is_whole(of(params, row) - shift);
     return fits ? (columns + shift + N - 1) / N * Vec<T, N>::bytes : 0;
   }
@@ -175,7 +187,8 @@ struct InputRow {
                          int columns) const {
     const T* from = of(params, row) - shift;
     T* const to_row = row_in(region, place, from);
-    const bool begins = Config::ragged && shift > 0 && is_begin(row), ends = Config::ragged && is_end(params, row);
+    const Beside beside = beside_row(row, params.rows, apart);
+    const bool begins = Config::ragged && shift > 0 && !beside.before, ends = Config::ragged && !beside.behind;
     if constexpr (Vec<T, N>::bytes >= 4) {
       if (is_whole(from)) {
         constexpr int stride = Config::threads * N;
@@ -233,13 +246,6 @@ struct InputRow {
  private:
   // Whether every Vec of a row, which begins with the slot at `from`, is aligned.
   TRTC_DEVICE bool is_whole(const T* from) const { return Config::ragged ? rows_aligned<T, N>(from, 0, 0) : aligned; }
-  // Before any row but the first and behind any but the last there is memory of the same array, if rows are apart. What
-  // is beyond must not be touched, as a copy of a part of a Vec does (compute-sanitizer).
-  TRTC_DEVICE bool is_begin(int64 row) const { return !apart || row == 0; }
-  template <class Params>
-  TRTC_DEVICE bool is_end(const Params& params, int64 row) const {
-    return !apart || row + 1 >= params.rows;
-  }
   // A ragged row that comes in bulk, from `from` on, lies as many blocks of 16 bytes behind a multiple of 128 bytes as
   // in global memory, and regions begin with one: elsewhere the copy takes two requests for each 128 bytes, and 1.17
   // times as long.

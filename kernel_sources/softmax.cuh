@@ -81,7 +81,7 @@ TRTC_DEVICE int64 mask_offset(const Params& params, int64 row) {
 // Beside what a CTA has of a row of the mask, where the next query's is.
 template <class Config, class Params>
 TRTC_DEVICE Beside beside_query(const Params& params, const Place<Config>& place, int64 row) {
-  const bool apart = params.columns >= Config::vector && params.mask_query_stride >= params.columns;
+  const bool apart = rows_apart<Config::vector>(params.columns, params.mask_query_stride);
   return beside_part(place, params.columns, query_of(params, row), params.queries, apart);
 }
 
