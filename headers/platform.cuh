@@ -59,6 +59,9 @@ TRTC_DEVICE uint32 multiply_high(uint32 a, uint32 b) { return __umulhi(a, b); }
 // The low word of `high`, `low` shifted right by `bits`, which are less than 32.
 TRTC_DEVICE uint32 shift_right(uint32 low, uint32 high, uint32 bits) { return __funnelshift_r(low, high, bits); }
 
+// The high word of `high`, `low` shifted left by as many.
+TRTC_DEVICE uint32 shift_left(uint32 low, uint32 high, uint32 bits) { return __funnelshift_l(low, high, bits); }
+
 // What the lanes of a converged warp have stored before, all of them see behind it.
 TRTC_DEVICE void warp_barrier() { __syncwarp(); }
 

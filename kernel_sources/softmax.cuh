@@ -11,6 +11,7 @@
 #include "exponential.cuh"
 #include "rows.cuh"
 #include "slots.cuh"
+#include "tile.cuh"
 
 namespace trtc {
 

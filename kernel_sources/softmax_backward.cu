@@ -29,7 +29,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   const auto* all_y = static_cast<const Input*>(params.y) + place.first_column;
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
   auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
-  const bool shifted = !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
+  const bool shifted = !Config::tiled && !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
   const bool y_apart = rows_apart<N>(params, params.columns, params.y_outer_stride, params.y_inner_stride);
   const bool dy_apart = rows_apart<N>(params, params.columns, params.dy_outer_stride, params.dy_inner_stride);
   Reduction reduction;
@@ -57,12 +57,20 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     next_dy.begin(shared + staged_bytes<Input>(next_y.elements), place);
     fetch(place.begin_row());
   }
+  RowTiles<Config, 2> tiles;
+  if constexpr (Config::tiled) tiles.begin(shared, params, place);
 
   int64 first_row = place.begin_row();
   do {
+    if constexpr (Config::tiled) {
+      tiles.coming.template fetch<Input>({params.y, params.y_outer_stride, params.y_inner_stride}, params);
+      const RowArray gradients{params.dy, params.dy_outer_stride, params.dy_inner_stride};
+      tiles.coming.of_array(1).template fetch<Gradient>(gradients, params);
+      if (!tiles.wait()) continue;
+    }
     const int64 row = first_row + place.row_in_cta;
     const bool exists = place.exists(row, params.rows);
-    const int columns = place.columns(row, params.rows);
+    const int columns = Config::tiled ? params.columns : place.columns(row, params.rows);
     const Range range = range_of<Config::causal>(params, row).from(place.first_column);
     const Input* y = y_of(row);
     const Gradient* dy = dy_of(row);
@@ -84,10 +92,15 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
           return;
         }
       }
-      const bool settles = part.bring(of_y, y + first, nothing, beside(y_apart), true);
-      const bool dy_settles = part.bring(of_dy, dy + first, 0, beside(dy_apart), dy_aligned);
-      if (settles) part.settle(of_y, y + first, nothing);
-      if (dy_settles) part.settle(of_dy, dy + first, 0, true);
+      if constexpr (Config::tiled) {
+        tiles.now.load(of_y, nothing);
+        tiles.now.of_array(1).load(of_dy, 0);
+      } else {
+        const bool settles = part.bring(of_y, y + first, nothing, beside(y_apart), true);
+        const bool dy_settles = part.bring(of_dy, dy + first, 0, beside(dy_apart), dy_aligned);
+        if (settles) part.settle(of_y, y + first, nothing);
+        if (dy_settles) part.settle(of_dy, dy + first, 0, true);
+      }
     };
     // ---- The sum over the row
     ShiftedSum<Config::threads, N> sums;
@@ -128,7 +141,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
         result[k].fill(0);
-        if (!Config::causal || part.meets(k)) {
+        if (!(Config::causal || Config::tiled) || part.meets(k)) {
 #pragma unroll
           for (int i = 0; i < N; i += 2) {
             float found[2];
@@ -141,11 +154,16 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
           }
         }
       }
-      part.store(result, dx + first, dx_aligned);
+      if constexpr (Config::tiled) {
+        tiles.now.put(result);
+        tiles.now.template store<Output>({params.dx, params.dx_outer_stride, params.dx_inner_stride}, params);
+      } else {
+        part.store(result, dx + first, dx_aligned);
+      }
     }
     first_row += place.stride;
     reduction.next_row();
-  } while (Config::repeats && first_row < params.rows);
+  } while (Config::tiled ? tiles.turn(params, place) : Config::repeats && first_row < params.rows);
 }
 
 template <class Sink, class Output, class Params>

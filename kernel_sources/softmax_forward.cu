@@ -23,6 +23,7 @@ struct SoftmaxRow {
   const Mask* mask;  // or what is added
   Beside beside;     // of x
   Beside mask_beside;
+  RowTile<Config> tile;
 
   static TRTC_DEVICE float factor(const Params& params) { return folds ? scale_magnitude(params) : 1.0f; }
 
@@ -30,8 +31,12 @@ struct SoftmaxRow {
   TRTC_DEVICE void load(const Params& params, float (&v)[steps * N], const Part& part, int first) const {
     Vec<Input, N> value[steps];
     Vec<Mask, N> mask_of[steps];
-    const bool settles = part.bring(value, x + first, minus_infinity_bits<Input>(), beside, true);
-    bool mask_settles = false;
+    bool settles = false, mask_settles = false;
+    if constexpr (Config::tiled) {
+      tile.load(value, minus_infinity_bits<Input>());
+    } else {
+      settles = part.bring(value, x + first, minus_infinity_bits<Input>(), beside, true);
+    }
     if constexpr (Config::has_mask) {
       const bool aligned = rows_aligned<Mask, N>(mask + first - part.shift, 0, 0);
       mask_settles = part.bring(mask_of, mask + first, 0, mask_beside, aligned);
@@ -99,21 +104,29 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
   using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(), 2,
                                  again, again ? 2 : 1>;
 
+  TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = softmax_place<Config>(params);
   const auto* all_x = static_cast<const Input*>(params.x) + place.first_column;
   auto* all_out = static_cast<Output*>(params.out) + place.first_column;
-  const bool shifted = !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
+  const bool shifted = !Config::tiled && !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
   const bool apart = rows_apart<N>(params, params.columns, params.x_outer_stride, params.x_inner_stride);
   const float factor = Row::factor(params);
   Reduction reduction;
   reduction.begin(params, place.rank);
+  RowTiles<Config, 1> tiles;
+  if constexpr (Config::tiled) tiles.begin(shared, params, place);
 
   int64 first_row = place.begin_row();
   do {
     const int64 row = row_of_turn<Config>(params, first_row + place.row_in_cta);
     const bool exists = place.exists(row, params.rows);
-    const int columns = place.columns(row, params.rows);
+    const int columns = Config::tiled ? params.columns : place.columns(row, params.rows);
     Row in;
+    if constexpr (Config::tiled) {
+      tiles.coming.template fetch<Input>({params.x, params.x_outer_stride, params.x_inner_stride}, params);
+      if (!tiles.wait()) continue;
+      in.tile = tiles.now;
+    }
     in.x = all_x + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
     in.range = range_of<Config::causal>(params, row).from(place.first_column);
     in.beside = beside_part(place, params.columns, row, params.rows, apart);
@@ -243,7 +256,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
         result[k].fill(Config::logarithm ? minus_infinity_bits<Output>() : 0);
-        if (!Config::causal || part.meets(k)) {
+        if (!(Config::causal || Config::tiled) || part.meets(k)) {
 #pragma unroll
           for (int i = 0; i < N; i += 2) {
             float y[2];
@@ -262,11 +275,16 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
           }
         }
       }
-      part.store(result, out + first, out_aligned);
+      if constexpr (Config::tiled) {
+        in.tile.put(result);
+        in.tile.template store<Output>({params.out, params.out_outer_stride, params.out_inner_stride}, params);
+      } else {
+        part.store(result, out + first, out_aligned);
+      }
     }
     first_row += place.stride;
     reduction.next_row();
-  } while (Config::repeats && first_row < params.rows);
+  } while (Config::tiled ? tiles.turn(params, place) : Config::repeats && first_row < params.rows);
 }
 
 }  // namespace trtc

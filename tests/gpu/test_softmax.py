@@ -31,6 +31,23 @@ def test_every_length_is_within_the_bound(columns, implementation, rng):
         hold(x, dy, dtype, scale=0.3)
 
 
+@pytest.mark.parametrize("columns", [1, 6, 17, 24, 32])
+@pytest.mark.parametrize("gap", [0, 3])
+def test_many_short_rows_take_turns(columns, gap, implementation, torch):
+    rows = 1_000_003
+    memory, other = (torch.randn(rows, columns + gap, device="cuda").bfloat16() for _ in range(2))
+    x, dy = memory[:, :columns], other[:, :columns]
+    y = softmax(x, scale=2.0)
+    wanted = torch.softmax(2 * x.double(), -1)
+    assert bool(((y.double() - wanted).abs() <= wanted * 2**-8).all())
+    dx = softmax_backward(dy, y, scale=2.0)
+    of_y, of_dy = y.double(), dy.double()
+    wanted = 2 * of_y * (of_dy - (of_y * of_dy).sum(-1, keepdim=True))
+    # What the differences lose in float32 is far below what rounding to bfloat16 does.
+    scale = 2 * of_y * (of_dy.abs() + (of_y * of_dy).abs().sum(-1, keepdim=True))
+    assert bool(((dx.double() - wanted).abs() <= wanted.abs() * 2**-8 + scale * 2**-18).all())
+
+
 @pytest.mark.parametrize("columns", [7, 100, 1001, 4096, 20_001, 70_001])
 def test_a_row_has_the_same_bits_wherever_it_lies(columns, implementation, torch, rng):
     row = torch.tensor(rng.standard_normal(columns) * 3, device="cuda").bfloat16()

@@ -91,6 +91,46 @@ def test_every_length_is_within_the_bound(columns, dtype, static, rng):
         hold(x, dy, dtype, scale=0.3)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.symbol)
+@pytest.mark.parametrize("rows", [1, 33, 300])
+def test_rows_of_a_thread_are_within_the_bound_wherever_they_lie(rows, dtype, rng):
+    for columns, (offset, gap) in itertools.product(range(1, 34), ((0, 0), (1, 0), (0, 3), (8, 8))):
+        if rows == 300 and columns % 8 != 1:
+            continue
+        x, dy = (expected.drawn(rng, (rows, columns), dtype) for _ in range(2))
+        with using(simulated()):
+            hold(at(x, offset, gap), at(dy, offset, gap), dtype, scale=-0.4)
+
+
+@pytest.mark.parametrize("columns", [3, 8, 17, 32])
+def test_rows_of_a_thread_take_turns(columns, rng):
+    # A multiprocessor has 2048 threads.
+    for dtype, rows in itertools.product((FLOAT32, BFLOAT16), (2048, 4100, 6200)):
+        x, dy = (expected.drawn(rng, (rows, columns), dtype) for _ in range(2))
+        with using(simulated(multiprocessors=1)):
+            hold(x, dy, dtype)
+
+
+@pytest.mark.parametrize("columns", [17, 24, 31, 32])
+def test_a_row_of_a_thread_has_the_same_bits_wherever_it_lies(columns, rng):
+    x, dy = (expected.drawn(rng, (1, columns), BFLOAT16) for _ in range(2))
+    with using(simulated()):
+        hold_same_bits(x, dy, (0, 1, 2, 5, 7))
+
+
+def test_rows_of_a_thread_may_be_of_heads_and_of_several_types(rng):
+    for input, output in itertools.permutations(FLOATS, 2):
+        qkv = expected.drawn(rng, (9, 3, 4, 17), input)
+        x, given = qkv[:, 1], expected.drawn(rng, (9, 4, 17), output)
+        with using(simulated()):
+            y, lse = softmax(x, sink=np.zeros(9, np.float32), out_dtype=output.name, return_lse=True)
+            dx = softmax_backward(given, y, out_dtype=input.name)
+        found = expected.forward(x, 1.0, None, output, None, np.zeros(9, np.float32))
+        assert_within(y, found["y"], output, "y")
+        assert_within(lse, found["lse"], FLOAT32, "lse")
+        assert_within(dx, expected.backward(given, y, 1.0, None, False, input), input, "dx")
+
+
 @pytest.mark.parametrize("columns", [16385, 50257, 131072])
 def test_long_rows_are_shared_by_ctas(columns, rng):
     x, dy = (expected.drawn(rng, (2, columns), BFLOAT16) for _ in range(2))
@@ -137,7 +177,7 @@ def test_full_slots_hold_a_row_at_every_alignment(held, rng):
 
 
 @BOTH
-@pytest.mark.parametrize("columns", [300, 3000, 70_000])
+@pytest.mark.parametrize("columns", [20, 300, 3000, 70_000])
 def test_scores_may_be_far_from_zero(columns, static, rng):
     # What rounding leaves of the largest one times the scale must not be in y, and equal ones have equal y.
     for dtype, (far, scale) in itertools.product(
@@ -163,7 +203,7 @@ def test_a_mask_of_floats_may_be_far_from_zero(columns, static, rng):
 
 
 @BOTH
-@pytest.mark.parametrize("columns", [300, 5000, 70_000])
+@pytest.mark.parametrize("columns", [20, 300, 5000, 70_000])
 def test_an_element_alone_is_exactly_one(columns, static, rng):
     for dtype, scale in itertools.product(FLOATS, (0.7, 30.0, 1000.0)):
         x = np.full((40, columns), -np.inf, NUMPY_TYPES[dtype])
@@ -199,7 +239,7 @@ def test_the_output_s_type_is_chosen_apart(x_type, out, rng):
 @BOTH
 def test_in_place(static, rng):
     with using(simulated(static=static)):
-        for columns in (100, 1001):
+        for columns in (17, 100, 1001):
             x = at(expected.drawn(rng, (5, columns), BFLOAT16), 3)
             found = expected.forward(x, out=BFLOAT16)["y"]
             assert softmax(x, out=x) is x
@@ -798,7 +838,7 @@ def test_few_kernels_serve_every_length(operator):
             config = spec.config
             slots = config.threads_per_row * config.steps * config.vector * config.ctas_per_row
             assert config.chunked or config.staged or slots >= columns
-            assert (config.staged or config.in_turn) == (rule.dynamic_shared_memory > 0)
+            assert (config.staged or config.takes_turns) == (rule.dynamic_shared_memory > 0)
             assert rule.dynamic_shared_memory <= limits.shared_memory_per_cta - 4096
             assert config.threads <= 1024 and config.threads % 32 == 0
         assert len(symbols) <= 12

@@ -44,7 +44,7 @@ __all__ = [
 # Rows of up to so many columns are launched alike: a length is no part of a key. Long ones in steps of a quarter at
 # most, as what is staged takes as much shared memory as the longest one needs.
 BUCKETS = (
-    *(128, 256, 512, 1024, 2048),
+    *(32, 128, 256, 512, 1024, 2048),
     *(quarters << shift for shift in range(9, 27) for quarters in (5, 6, 7, 8)),
     _native.MOST_COLUMNS,
 )
@@ -63,11 +63,20 @@ class SoftmaxConfig(RowDivision):
     in_turn : bool
         Whether CTAs take rows in turn, the next of which comes to shared memory while their threads hold one: of the
         backward alone, and where all columns take part.
+    tiled : bool
+        Whether a thread has a row, and a warp brings those of its threads through shared memory: where all columns take
+        part.
     """
 
     chunked: bool = False
     staged: bool = False
     in_turn: bool = False
+    tiled: bool = False
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a launch has as many CTAs as are resident together."""
+        return self.in_turn or self.tiled
 
     @property
     def bounds(self) -> str:
@@ -77,12 +86,16 @@ class SoftmaxConfig(RowDivision):
 
     @property
     def symbol(self) -> str:
-        return "_".join((super().symbol, *present(chunked=self.chunked, staged=self.staged, in_turn=self.in_turn)))
+        return "_".join(
+            (super().symbol, *present(chunked=self.chunked, staged=self.staged, in_turn=self.in_turn, tiled=self.tiled))
+        )
 
     def shared_memory(self, columns: int, staged: Sequence[DType]) -> int:
         """Return the bytes that a CTA needs for arrays of these types, of rows of so many columns."""
         if self.in_turn:
             return sum(self.threads * self.steps * self.vector * dtype.bytes for dtype in staged)
+        if self.tiled:
+            return 2 * self.threads * self.steps * 16 * len(staged)  # of each, what the widest array has, and the next
         if not self.staged:
             return 0
         unit = self.vector * self.ctas_per_row
@@ -106,37 +119,51 @@ class _Entry(NamedTuple):
     ctas: int = 1
     bytes: int = 0
     in_turn: bool = False
+    tiled: bool = False
 
 
 # Of the bandwidth of the best copy, on an H200, in bfloat16 and float32 rows of as many bytes. Threads that hold a row
 # are the fastest where it fills them; staged rows lose less where it does not, the less the better their blocks fill
 # the last turn of their threads.
 _SHORT = (
-    _Entry(16, 4, 4, 32),  # 127: 0.84; 128: 0.97 (there is no bucket of so few floats)
+    _Entry(16, 4, 4, 32),  # 127: 0.84; 128: 0.97
     _Entry(32, 8, 4, 16),  # 201: 0.81; 256: 0.97
     _Entry(64, 16, 4, 8),  # masked 300: 0.51, 512: 0.80; by 8 threads 0.51 and 0.76
 )
-_SHORT_OF_ALL = (*_SHORT[:2], _Entry(64, 8, 8, 8, bytes=2), _SHORT[2])  # 300: 0.77, 512: 0.97; by 16 threads 0.67, 0.97
+_SHORT_OF_ALL = (
+    # 17: 0.64; 24: 0.92; 32: 0.93; by 4 threads a row 0.18, 0.36 and 0.48. float32 17: 0.74; 32: 0.91
+    _Entry(4, 1, 4, 256, bytes=2, tiled=True),
+    _Entry(8, 1, 8, 256, bytes=4, tiled=True),
+    _SHORT[0],
+    _Entry(32, 8, 4, 16, bytes=2),
+    _Entry(32, 4, 8, 32, bytes=4),  # float32 63: 0.60, 127: 0.92, 128: 0.97; by 8 threads 0.50, 0.87 and 0.97
+    _Entry(64, 8, 8, 8),  # 300: 0.77, 512: 0.97; float32 201: 0.86; by 16 threads 0.67, 0.97, 0.77
+)
 _ANY = 1 << 30
 _FORWARD_TABLE = (
     *_SHORT_OF_ALL,
     _Entry(128, 32, 4),  # 1001: 0.99; 1024: 0.99; by 16 threads 0.95 and 0.98; 601: 0.71, and 0.75
     _Entry(256, 32),  # 2048: 0.99, held 0.98; float32 600: 0.97, held 0.78; 1024: 1.01
-    _Entry(320, 96, bytes=2),  # 2500: 0.89, by 128 threads 0.81
+    _Entry(320, 64),  # 2500: 0.94, by 96 threads 0.89
     _Entry(512, 128, bytes=2),  # 4096: 0.98; one row of 4096 by 96 threads takes 0.5 us more
-    _Entry(640, 96, bytes=2),  # 4097: 0.94, by 128 threads 0.92
-    _Entry(640, 64, bytes=4),  # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90
+    _Entry(640, 64),  # 4097: 0.97, by 128 threads 0.94; float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90
     _Entry(1536, 128, bytes=2),  # 5121: 0.95, 8192: 0.99; 9001: 0.95, by 512 threads 0.75; 12288: 0.96
     _Entry(1536, 192, bytes=4),  # float32 4096: 0.98, 4097: 0.94, 5121: 0.96; by 64 threads 0.97, 0.92 and 0.92
     _Entry(4096, 512),  # 16384: 0.99; 32768: 0.98; float32 8192: 0.99, by 256 threads 0.98
-    _Entry(8192, 512, ctas=2),  # 65536: 0.98, by 256 threads 0.97; float32 32768: 0.97
-    _Entry(24576, 256, ctas=8),  # 131072: 0.98, 160000: 0.98, by sixteen 0.92; float32 65536: 0.99
-    _Entry(_ANY, 256, ctas=16),  # 262144: 0.99, by eight 0.96; float32 131072: 0.99, by 128 threads 0.97; 262144: 0.90
+    # 40000, 65536: as by two CTAs of 512 threads; 100000: 0.92, 128256: 0.98, 131072: 0.97, by eight CTAs 0.01 to 0.04
+    # more, for which bfloat16 has one kernel too many
+    _Entry(16384, 256, ctas=4, bytes=2),
+    _Entry(8192, 512, ctas=2, bytes=4),  # float32 32768: 0.97
+    _Entry(24576, 256, ctas=8, bytes=4),  # float32 65536: 0.99
+    _Entry(
+        _ANY, 256, ctas=16
+    ),  # 160000, 262144: 0.99, by eight 0.98, 0.96; float32 131072: 0.99, by 128 threads 0.97; 262144: 0.90
     _Entry(32768, 256, ctas=8),  # where a cluster has no more
 )
 # A row has more shared memory.
 _FORWARD_MASKED_TABLE = (
-    *_SHORT,
+    _SHORT[0]._replace(bytes=2),  # float32 has 12 kernels without it
+    *_SHORT[1:],
     _Entry(128, 32, 4, 2),  # 600: 0.65; 1001: 0.71; 1024: 0.90; float32 512: 0.98
     _Entry(256, 32, 8, 2, bytes=4),  # float32 600: 0.85, staged 0.77, by 64 threads a row 0.69; 1024: 0.97
     _Entry(256, 32),  # 2048: 0.94; held 0.93
@@ -165,20 +192,20 @@ _FORWARD_CAUSAL_TABLE = (
     _Entry(_ANY, 256, ctas=16),
 )
 _BACKWARD_TABLE = (
-    _SHORT[0],  # 127: 0.79
-    _SHORT[1]._replace(bytes=2),  # 200: 0.94; float32 has 12 kernels without it
-    *_SHORT_OF_ALL[2:],  # 300: 0.86, 512: 0.99; by 16 threads 0.74, 0.99
+    # By half as many warps, whose tiles of two arrays share a CTA: 17: 0.74; 32: 0.96; float32 17: 0.95, 32: 0.98
+    *(line._replace(rows=128) for line in _SHORT_OF_ALL[:2]),
+    *_SHORT_OF_ALL[2:],  # 127: 0.79; 200: 0.94; 300: 0.86; 512: 0.99; float32 63: 0.95, 128: 1.05
     _Entry(128, 32, 4, 2),  # 1024: 0.98
     _Entry(768, 96, bytes=2),  # 4096: 0.97; 4097, 5121: 0.92, by 128 threads 0.82; 2048: 0.97, held 1.00
     _Entry(256, 64, 4, bytes=4),  # float32 1024: 1.00
     _Entry(1536, 256, bytes=4),  # float32 2048: 0.94; 4096: 0.94; 4093: 0.94, by 128 threads 0.93, held 0.60
-    _Entry(2560, 256, ctas=4, bytes=4),  # float32 8192: 0.97, by one CTA 0.94; 10000: 0.94, held 0.89
+    # float32 8192: 0.97, by one CTA 0.94; 10001: 0.97, held 0.91; 14001: 0.95, 1.01; 16384: 1.00, 1.00; 20000: 0.94,
+    # 0.87; 32768: 1.03, by eight CTAs 1.03, held 1.07, for which float32 has one kernel too many
+    _Entry(8192, 256, ctas=4, bytes=4),
     _Entry(2048, 256),  # 8192, 16384: 0.96; 10001, 14001: 0.94, by 96 threads 0.90, by four CTAs 0.77
-    _Entry(3584, 256, ctas=2, bytes=2),  # 16385, 20000, 28672: 0.93, 0.94, 0.97; by four CTAs 0.72, 0.93, 0.97
-    _Entry(7168, 256, ctas=4, bytes=2),  # 32768: 0.97, held 0.99; 40000: 0.94; 50257: 0.90
-    _Entry(4096, 256, 4, ctas=4),  # float32 12288: 1.00, staged 0.97
-    _Entry(5120, 256, ctas=4, bytes=4),  # float32 20000: 0.94, held 0.87
-    _Entry(8192, 256, 4, ctas=8, bytes=4),  # float32 24576: 0.98, staged 0.97
+    # 16385, 28672: 0.93, 0.97, by four CTAs 0.72, 0.97; 40000: 0.96, 0.97; 50257: 0.94, 0.93; 57344: 0.92, 0.99
+    _Entry(7168, 256, ctas=2, bytes=2),
+    _Entry(4096, 256, 4, ctas=4),  # without clusters
     _Entry(14336, 256, ctas=16, bytes=4),  # float32 40000, 50257: 0.93, 0.91; by four CTAs 0.90, 0.89
     # 65536: 0.95, by 512 threads 0.89; 80001: 0.89, 0.79; 100000: 0.89, 0.90; 128256: 0.92; 131072: 0.95
     _Entry(28672, 320, ctas=8, bytes=2),
@@ -252,6 +279,7 @@ def configure(
                 shared,
                 staged=not line.steps,
                 in_turn=line.in_turn,
+                tiled=line.tiled,
             )
             # The values that its threads exchange are in shared memory too.
             if config.shared_memory(columns, staged) <= limits.shared_memory_per_cta - 4096:
@@ -287,7 +315,8 @@ class _SoftmaxSpec(KernelSpec):
             "clusters": config.clusters,
             "chunked": config.chunked,
             "in_turn": config.in_turn,
-            "repeats": config.in_turn or config.exchange == "grid",
+            "tiled": config.tiled,
+            "repeats": config.takes_turns or config.exchange == "grid",
         }
         return (
             f'#include "{source}"\n\n'
@@ -304,7 +333,7 @@ class _SoftmaxSpec(KernelSpec):
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
             workspace_bytes=config.workspace_bytes(values),
-            persistent=config.in_turn,
+            persistent=config.takes_turns,
         )
 
 

@@ -563,6 +563,9 @@ TRTC_INLINE unsigned __umulhi(unsigned a, unsigned b) {
 TRTC_INLINE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
 }
+TRTC_INLINE unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) << (shift & 31) >> 32);
+}
 TRTC_INLINE int __mulhi(int a, int b) { return static_cast<int>(static_cast<long long>(a) * b >> 32); }
 TRTC_INLINE int __popc(unsigned a) { return __builtin_popcount(a); }
 TRTC_INLINE int __clz(int a) { return a == 0 ? 32 : __builtin_clz(static_cast<unsigned>(a)); }
