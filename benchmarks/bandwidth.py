@@ -81,12 +81,14 @@ SHAPES = (
 )
 ADDED = tuple(shape for shape in SHAPES if shape[1] in (1024, 4096, 8192, 16384, 65536))
 RAGGED = tuple((32768, hidden) for hidden in (3000, 4093, 4097, 5121))
-# Those between powers of two that TransformerEngine has tuned kernels for, or well-known models have; and lengths of
-# softmax, vocabularies among them, and short ones of many rows.
+# Those between powers of two that TransformerEngine has tuned kernels for, or well-known models have, and two odd ones;
+# and lengths of softmax, vocabularies among them, and short ones of many rows.
 MODEL_SIZES = (
     *(768, 1536, 2304, 2560, 3072, 3584, 3840, 5120, 6144, 7168, 10240, 12288, 12800, 14336, 15360, 18432, 20480),
     *(24576, 25600, 28672, 30720, 40960, 49152, 57344),
+    *(1001, 2001),
 )
+SHORTEST_LENGTHS = (17, 32, 64)
 SHORT_LENGTHS = (127, 200, 300, 600, 1000, 1001, 1023)
 LENGTHS = (2500, 10000, 16385, 20000, 40000, 50257, 80000, 100000, 128256, 200000)
 
@@ -97,7 +99,11 @@ def full_rows(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 MODELS = full_rows(MODEL_SIZES)
-MODEL_LENGTHS = (*((2**18, length) for length in SHORT_LENGTHS), *full_rows(LENGTHS))
+MODEL_LENGTHS = (
+    *((2**22, length) for length in SHORTEST_LENGTHS),
+    *((2**18, length) for length in SHORT_LENGTHS),
+    *full_rows(LENGTHS),
+)
 # Query and key heads inside a packed qkv: of each token 32 query, 8 key and 8 value heads.
 TOKENS, PACKED_HEADS = 32768, 48
 PACKED = {"q": (0, 32), "k": (32, 8)}  # the first head, and how many

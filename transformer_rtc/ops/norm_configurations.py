@@ -290,6 +290,19 @@ _BESIDE_ROWS = 1024  # of a CTA, about what it really has beside them; RESERVED_
 _UNEVEN_VECTORS = 256
 _RAGGED_BYTES = 8
 _LEAST_RAGGED_STEPS = 5
+# Ragged rows of up to _UNEVEN_VECTORS, by the direction and the bytes of the widest element, and from how many vectors
+# on: where they fill these lines less, and elsewhere, what divides them is as fast. In bfloat16:
+_RAGGED_SHORT = {
+    # 1001: LayerNorm 0.63, by elements 0.46; RMSNorm 0.81, 0.65. 2001: 0.90, 0.75 and 0.90, 0.82
+    ("forward", 2): ((85, _Entry(127, 1, 64, 2, 1, True, 2)), (171, _Entry(255, 1, 64, 4, 1, True, 2))),
+    # 501: 0.44, 0.15 and 0.51, 0.25. 1001: 0.67, 0.12 and 0.80, 0.13. 2001: 0.82, 0.71 and 0.94, 0.13
+    ("backward", 2): (
+        *((32, _Entry(63, 1, 64, 1, 1, True, 2)), (64, _Entry(127, 1, 64, 2, 1, True, 2))),
+        *((128, _Entry(255, 1, 64, 4, 1, True, 2)), (256, _Entry(256, 1, 96, 3, 1, True, 2))),
+    ),
+    # float32 501: 0.87, 0.69 and 0.91, 0.71. 1001: 0.93, 0.82 and 0.97, 0.86
+    ("backward", 4): ((103, _Entry(127, 1, 64, 2, 1, True, 2)), (205, _Entry(255, 1, 64, 4, 1, True, 2))),
+}
 _RAGGED_ELSEWHERE = (
     _Entry(2048, 1, 512, 6, 1, True, 2),  # without clusters
     _Entry(16384, 8, 512, 6, 1, True, 2),  # clusters of 8 at most
@@ -606,6 +619,15 @@ class _Division:
                 divisions.append((worth, -steps, entry))
         return tuple(entry for *_, entry in sorted(divisions, reverse=True))
 
+    def uneven(self, direction: str, ragged: Sequence[_Entry], even: Sequence[_Entry]) -> tuple[_Entry, ...]:
+        """Return lines for rows that are no whole vectors: `ragged` or `even` where there are many."""
+        if self.hidden % self.full == 0:
+            return ()
+        if self.vectors > _UNEVEN_VECTORS:
+            return tuple(ragged if self.ragged else even)
+        short = _RAGGED_SHORT.get((direction, self.bytes), ()) if self.ragged else ()
+        return tuple(entry for least, entry in short if least <= self.vectors <= entry.vectors)
+
     def _ragged_steps(self, entry: _Entry) -> tuple[int, int]:
         """Return the most steps, and their threads, of those that leave about the fewest vectors of a CTA empty.
 
@@ -709,7 +731,7 @@ def configure(
     if len(rows) > 1:
         entries = (*(entry for entry in entries if entry.ctas == 1), *_FORWARD_RESIDUAL)
     if hidden % division.full:
-        ragged = _RAGGED_FORWARD[table[0]] if division.ragged and division.vectors > _UNEVEN_VECTORS else ()
+        ragged = division.uneven("forward", _RAGGED_FORWARD[table[0]], ())
         # RMSNorm of floats is faster in registers (4097: 0.90, ragged 0.83).
         first = _UNEVEN_FORWARD if (norm, division.bytes) == ("rms_norm", 4) else ()
         entries = (*first, *ragged, *_UNEVEN_FORWARD, *entries)
@@ -771,10 +793,8 @@ def configure_backward(
         *division.exactly(_BACKWARD_SIZES[norm, division.bytes]),
         *_BACKWARD[norm, division.bytes],
     )
-    if hidden % division.full and division.vectors > _UNEVEN_VECTORS:
-        uneven = _RAGGED_BACKWARD[division.bytes] if division.ragged else (_UNEVEN_BACKWARD[division.bytes],)
-        entries = (*uneven, *entries)
-    return _choose((*entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
+    uneven = division.uneven("backward", _RAGGED_BACKWARD[division.bytes], (_UNEVEN_BACKWARD[division.bytes],))
+    return _choose((*uneven, *entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
 
 
 class Regions:
