@@ -61,15 +61,14 @@ struct RowTile {
       for (int k = 0; k < steps; ++k) {
         if (turns.has(k)) copy_async<block>(turns.at(k), from + lane * block + k * turn_bytes);
       }
-      const int rest = turns.bytes % block, whole = turns.bytes - rest;
-      if (rest > 0 && lane == 0) copy_async_part<block>(shared + place_of(whole), from + whole, 0, rest);
+      // What is behind the last row must not be touched, as a copy of a part of a block does (compute-sanitizer).
+      const int element = count * columns - turns.rest + lane;
+      if (turns.rest > 0 && lane <= turns.rest) bring(element, all + first_row * columns + element, lane < turns.rest);
     } else {
 #pragma unroll 4
       for (int row = 0; row < count; ++row) {
-        Vec<T, 1> element;
-        element.load(all + array.offset(params, first_row + row) + lane, lane < columns ? 1 : 0, true);
-        // Behind the last row there are zeros: load() sees one.
-        element.template store<Space::shared>(address_of<T>(row * columns + lane), lane < columns || row + 1 == count);
+        const T* of_row = all + array.offset(params, first_row + row);
+        if (lane < columns || row + 1 == count) bring(row * columns + lane, of_row + lane, lane < columns);
       }
     }
   }
@@ -143,11 +142,8 @@ struct RowTile {
           value.store(to + (lane + k * lanes) * of_block, true);
         }
       }
-      const int rest = turns.bytes % block / static_cast<int>(sizeof(T));
-      if (lane < rest) {
-        const int element = count * columns - rest + lane;
-        to[element] = *address_of<T>(element);
-      }
+      const int element = count * columns - turns.rest + lane;
+      if (lane < turns.rest) to[element] = *address_of<T>(element);
     } else {
 #pragma unroll 4
       for (int row = 0; row < count; ++row) {
@@ -158,6 +154,13 @@ struct RowTile {
   }
 
  private:
+  // An element of the tile becomes one of global memory; or 0, which load() may see behind the last row.
+  template <class T>
+  TRTC_DEVICE void bring(int element, const T* from, bool exists) const {
+    Vec<T, 1> value;
+    value.load(from, exists ? 1 : 0, true);
+    value.template store<Space::shared>(address_of<T>(element), true);
+  }
   // Whether rows are whole Vecs.
   TRTC_DEVICE bool is_whole() const { return columns % N == 0; }
   // Whether rows follow each other without a gap, and those of every warp are aligned.
@@ -176,12 +179,14 @@ struct RowTile {
   template <class T>
   struct Turns {
     int bytes;  // of all rows
+    int rest;   // elements behind the last whole block
     int end;    // of the first one
     char* even;
     char* odd;
 
     explicit TRTC_DEVICE Turns(const RowTile& tile)
         : bytes(tile.count * tile.columns * static_cast<int>(sizeof(T))),
+          rest(bytes % block / static_cast<int>(sizeof(T))),
           end(tile.lane * block + block),
           even(tile.shared + tile.place_of(tile.lane * block)),
           odd(tile.shared + tile.place_of(tile.lane * block + turn_bytes) - turn_bytes) {}
