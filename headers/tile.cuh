@@ -31,7 +31,7 @@ struct RowTile {
   template <class Params>
   TRTC_DEVICE void begin(char* of_cta, const Params& params, int64 cta_row) {
     static_assert(Config::threads == 1 && Config::rows_per_cta % lanes == 0, "a thread has a row, and a warp 32");
-    static_assert(steps * N <= lanes, "of a row that lies alone a lane has an element");
+    static_assert(steps * N == lanes, "of a row that lies alone a lane has an element");
     const uint32 thread = static_cast<uint32>(thread_index()), warp = thread / lanes;
     shared = of_cta + warp * warp_bytes;
     columns = params.columns;

@@ -66,7 +66,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       tiles.coming.template fetch<Input>({params.y, params.y_outer_stride, params.y_inner_stride}, params);
       const RowArray gradients{params.dy, params.dy_outer_stride, params.dy_inner_stride};
       tiles.coming.of_array(1).template fetch<Gradient>(gradients, params);
-      if (!tiles.wait()) continue;
+      if (!tiles.wait()) continue;  // to the first rows' turn
     }
     const int64 row = first_row + place.row_in_cta;
     const bool exists = place.exists(row, params.rows);

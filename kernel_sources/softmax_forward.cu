@@ -124,7 +124,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     Row in;
     if constexpr (Config::tiled) {
       tiles.coming.template fetch<Input>({params.x, params.x_outer_stride, params.x_inner_stride}, params);
-      if (!tiles.wait()) continue;
+      if (!tiles.wait()) continue;  // to the first rows' turn
       in.tile = tiles.now;
     }
     in.x = all_x + row_offset(params, row, params.x_outer_stride, params.x_inner_stride);

@@ -118,14 +118,16 @@ def test_a_row_of_a_thread_has_the_same_bits_wherever_it_lies(columns, rng):
         hold_same_bits(x, dy, (0, 1, 2, 5, 7))
 
 
-def test_rows_of_a_thread_may_be_of_heads_and_of_several_types(rng):
+@pytest.mark.parametrize("columns", [17, 20, 32])
+def test_rows_of_a_thread_may_be_of_heads_and_of_several_types(columns, rng):
+    sink = np.zeros(9, np.float32)
     for input, output in itertools.permutations(FLOATS, 2):
-        qkv = expected.drawn(rng, (9, 3, 4, 17), input)
-        x, given = qkv[:, 1], expected.drawn(rng, (9, 4, 17), output)
+        qkv = expected.drawn(rng, (9, 3, 4, columns), input)
+        x, given = qkv[:, 1], expected.drawn(rng, (9, 4, columns), output)
         with using(simulated()):
-            y, lse = softmax(x, sink=np.zeros(9, np.float32), out_dtype=output.name, return_lse=True)
+            y, lse = softmax(x, sink=sink, out_dtype=output.name, return_lse=True)
             dx = softmax_backward(given, y, out_dtype=input.name)
-        found = expected.forward(x, 1.0, None, output, None, np.zeros(9, np.float32))
+        found = expected.forward(x, 1.0, None, output, None, sink)
         assert_within(y, found["y"], output, "y")
         assert_within(lse, found["lse"], FLOAT32, "lse")
         assert_within(dx, expected.backward(given, y, 1.0, None, False, input), input, "dx")

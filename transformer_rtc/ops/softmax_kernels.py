@@ -110,6 +110,7 @@ class _Entry(NamedTuple):
 
     Where there are no `steps`, the row is staged in shared memory. A line with `bytes` is for elements of so many
     alone, and where it has several CTAs, for clusters. `in_turn`: where shared memory has room for the next row.
+    `tiled`: as `SoftmaxConfig` has it.
     """
 
     vectors: int
@@ -155,9 +156,8 @@ _FORWARD_TABLE = (
     _Entry(16384, 256, ctas=4, bytes=2),
     _Entry(8192, 512, ctas=2, bytes=4),  # float32 32768: 0.97
     _Entry(24576, 256, ctas=8, bytes=4),  # float32 65536: 0.99
-    _Entry(
-        _ANY, 256, ctas=16
-    ),  # 160000, 262144: 0.99, by eight 0.98, 0.96; float32 131072: 0.99, by 128 threads 0.97; 262144: 0.90
+    # 160000, 262144: 0.99, by eight 0.98, 0.96; float32 131072: 0.99, by 128 threads 0.97; 262144: 0.90
+    _Entry(_ANY, 256, ctas=16),
     _Entry(32768, 256, ctas=8),  # where a cluster has no more
 )
 # A row has more shared memory.
