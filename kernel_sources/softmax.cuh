@@ -5,7 +5,7 @@
 // with v = -infinity where an element does not take part
 //
 // A group of `ctas_per_row` CTAs has a row, each a part of it; a part is held in slots (slots.cuh), or, where it is
-// longer than these, is read twice, chunk by chunk.
+// longer than these, is read twice, chunk by chunk. A warp brings rows of few columns together (tile.cuh).
 #pragma once
 
 #include "exponential.cuh"

@@ -31,12 +31,13 @@ MASKS = {
 
 @contextlib.contextmanager
 def configured(config: SoftmaxConfig) -> Iterator[None]:
-    """Have rows divided by one configuration, in vectors of the types; in turn where they may be."""
+    """Have rows divided by one configuration, in vectors of the types; in turn and tiled where they may be."""
 
     def configure(columns, rows, staged, limits, backward=False, causal=False, masked=False):
         vector = 16 // max(dtype.bytes for dtype in rows)
         clusters, in_turn = config.clusters and limits.max_cluster_size > 1, config.in_turn and backward and not causal
-        return dataclasses.replace(config, vector=vector, clusters=clusters, in_turn=in_turn)
+        tiled = config.tiled and not causal and not masked
+        return dataclasses.replace(config, vector=vector, clusters=clusters, in_turn=in_turn, tiled=tiled)
 
     before = dispatch.operators()
     try:

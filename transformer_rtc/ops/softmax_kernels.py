@@ -154,10 +154,10 @@ _FORWARD_TABLE = (
     # 40000, 65536: as by two CTAs of 512 threads; 100000: 0.92, 128256: 0.98, 131072: 0.97, by eight CTAs 0.01 to 0.04
     # more, for which bfloat16 has one kernel too many
     _Entry(16384, 256, ctas=4, bytes=2),
-    _Entry(8192, 512, ctas=2, bytes=4),  # float32 32768: 0.97
-    _Entry(24576, 256, ctas=8, bytes=4),  # float32 65536: 0.99
-    # 160000, 262144: 0.99, by eight 0.98, 0.96; float32 131072: 0.99, by 128 threads 0.97; 262144: 0.90
-    _Entry(_ANY, 256, ctas=16),
+    _Entry(_ANY, 256, ctas=16, bytes=2),  # 160000, 262144: 0.99, by eight 0.98, 0.96
+    _Entry(8192, 512, ctas=2),  # float32 32768: 0.97
+    _Entry(24576, 256, ctas=8, bytes=4),  # float32 65536: 0.99; without clusters bfloat16 has 12 kernels without it
+    _Entry(_ANY, 256, ctas=16),  # float32 131072: 0.99, by 128 threads 0.97; 262144: 0.90
     _Entry(32768, 256, ctas=8),  # where a cluster has no more
 )
 # A row has more shared memory.
