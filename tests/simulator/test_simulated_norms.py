@@ -327,6 +327,18 @@ def test_ragged_rows_of_one_cta_lie_at_every_shift(operator, hidden, given, rng)
     hold(devices(90, multiprocessors=1), case, rng, (ALIGNED, MISALIGNED, SECOND_MISALIGNED))
 
 
+@pytest.mark.parametrize("hidden", [257, 701, 1001, 2001, 2047])
+@pytest.mark.parametrize("operator", ["rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward"])
+def test_short_ragged_rows_lie_at_every_shift(operator, hidden, rng):
+    back = operator.endswith("backward")
+    case = (backward_case if back else forward_case)(operator, 70, hidden, BFLOAT16)
+    for architecture in (90, 80):
+        spec, _ = case.specialise(ARCHITECTURES[architecture])
+        assert spec.config.ragged == (back or 700 < hidden < 2040)
+        layouts = (ALIGNED, MISALIGNED, SECOND_MISALIGNED)
+        hold(devices(architecture, seeds=(), multiprocessors=1), case, rng, layouts)
+
+
 @pytest.mark.parametrize(("architecture", "hidden"), [(89, 14015), (120, 92097)])
 def test_ragged_rows_through_one_slot_are_read_before_the_next_comes(architecture, hidden, rng):
     # Without dx no output is put together.

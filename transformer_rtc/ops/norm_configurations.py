@@ -290,18 +290,17 @@ _BESIDE_ROWS = 1024  # of a CTA, about what it really has beside them; RESERVED_
 _UNEVEN_VECTORS = 256
 _RAGGED_BYTES = 8
 _LEAST_RAGGED_STEPS = 5
-# Ragged rows of up to _UNEVEN_VECTORS, by the direction and the bytes of the widest element, and from how many vectors
-# on: where they fill these lines less, and elsewhere, what divides them is as fast. In bfloat16:
+# Ragged rows of up to _UNEVEN_VECTORS: by two warps, with so many vectors of a thread; a row may begin within one.
+_BY_ONE, _BY_TWO, _BY_FOUR = (_Entry(64 * steps - 1, 1, 64, steps, 1, True, 2) for steps in (1, 2, 4))
+# By the direction and the bytes of the widest element, and from how many vectors on: where they fill these lines less,
+# and elsewhere, what divides them is as fast. In bfloat16:
 _RAGGED_SHORT = {
     # 1001: LayerNorm 0.63, by elements 0.46; RMSNorm 0.81, 0.65. 2001: 0.90, 0.75 and 0.90, 0.82
-    ("forward", 2): ((85, _Entry(127, 1, 64, 2, 1, True, 2)), (171, _Entry(255, 1, 64, 4, 1, True, 2))),
+    ("forward", 2): ((85, _BY_TWO), (171, _BY_FOUR)),
     # 501: 0.44, 0.15 and 0.51, 0.25. 1001: 0.67, 0.12 and 0.80, 0.13. 2001: 0.82, 0.71 and 0.94, 0.13
-    ("backward", 2): (
-        *((32, _Entry(63, 1, 64, 1, 1, True, 2)), (64, _Entry(127, 1, 64, 2, 1, True, 2))),
-        *((128, _Entry(255, 1, 64, 4, 1, True, 2)), (256, _Entry(256, 1, 96, 3, 1, True, 2))),
-    ),
+    ("backward", 2): ((32, _BY_ONE), (64, _BY_TWO), (128, _BY_FOUR), (256, _Entry(256, 1, 96, 3, 1, True, 2))),
     # float32 501: 0.87, 0.69 and 0.91, 0.71. 1001: 0.93, 0.82 and 0.97, 0.86
-    ("backward", 4): ((103, _Entry(127, 1, 64, 2, 1, True, 2)), (205, _Entry(255, 1, 64, 4, 1, True, 2))),
+    ("backward", 4): ((103, _BY_TWO), (205, _BY_FOUR)),
 }
 _RAGGED_ELSEWHERE = (
     _Entry(2048, 1, 512, 6, 1, True, 2),  # without clusters
