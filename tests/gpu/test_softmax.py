@@ -32,7 +32,7 @@ def test_every_length_is_within_the_bound(columns, implementation, rng):
 
 
 @pytest.mark.parametrize("columns", [1, 6, 17, 24, 32])
-@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize("gap", [0, 3, 8])
 def test_many_short_rows_take_turns(columns, gap, implementation, torch):
     rows = 1_000_003
     memory, other = (torch.randn(rows, columns + gap, device="cuda").bfloat16() for _ in range(2))
