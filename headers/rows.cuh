@@ -450,7 +450,7 @@ struct OutputRow {
   TRTC_DEVICE void finish_ragged(int columns, int thread) const {
     if (!aligned) {
 #pragma unroll 1
-      for (int slot = thread * N; slot < Config::chunk; slot += Config::threads * N) {
+      for (int slot = thread * N; slot < columns + shift; slot += Config::threads * N) {
         Vec<T, N> value;
         value.load_shared(shared + slot);
         value.store_inside(global + (slot - shift), shift - slot, columns + shift - slot);

@@ -339,6 +339,15 @@ def test_short_ragged_rows_lie_at_every_shift(operator, hidden, rng):
         hold(devices(architecture, seeds=(), multiprocessors=1), case, rng, layouts)
 
 
+@pytest.mark.parametrize("hidden", [673, 1001, 2501])
+@pytest.mark.parametrize("operator", ["add_layer_norm", "add_rms_norm", "layer_norm_add"])
+def test_a_ragged_output_that_lies_unlike_the_input_takes_only_what_was_put_there(operator, hidden, rng):
+    case = forward_case(operator, 9, hidden, BFLOAT16, residual=BFLOAT16)
+    assert case.specialise(ARCHITECTURES[90])[0].config.ragged
+    layouts = (SECOND_MISALIGNED, (0, 0, 1, 1), (1, 0, 0, 1), MISALIGNED)
+    hold(devices(90, multiprocessors=1), case, rng, layouts)
+
+
 @pytest.mark.parametrize(("architecture", "hidden"), [(89, 14015), (120, 92097)])
 def test_ragged_rows_through_one_slot_are_read_before_the_next_comes(architecture, hidden, rng):
     # Without dx no output is put together.
