@@ -339,6 +339,13 @@ def test_short_ragged_rows_lie_at_every_shift(operator, hidden, rng):
         hold(devices(architecture, seeds=(), multiprocessors=1), case, rng, layouts)
 
 
+def test_short_rows_of_pairs_are_ragged_only_where_that_is_faster():
+    for operator in ("layer_norm", "rms_norm_backward"):
+        for hidden, ragged in ((282, False), (1002, False), (1362, True), (2002, True), (2004, False)):
+            case = (backward_case if operator in BACKWARD else forward_case)(operator, 4, hidden, BFLOAT16)
+            assert case.specialise(ARCHITECTURES[90])[0].config.ragged == ragged, (operator, hidden)
+
+
 @pytest.mark.parametrize("hidden", [673, 1001, 2501])
 @pytest.mark.parametrize("operator", ["add_layer_norm", "add_rms_norm", "layer_norm_add"])
 def test_a_ragged_output_that_lies_unlike_the_input_takes_only_what_was_put_there(operator, hidden, rng):
