@@ -220,9 +220,7 @@ struct InputRow {
         return;
       }
     }
-    // Two at once, as they wait for memory: bfloat16 LayerNorm backward, 4096, odd addresses: 0.41 of the copy's
-    // bandwidth; one 0.35, and 0.28 by elements; four 0.46, but compilation takes up to a fifth longer.
-#pragma unroll 2
+#pragma unroll 1
     for (int k = 0; k < Config::steps; ++k) {
       fetch_each(to_row, from, (k * Config::threads + place.thread) * N, shift, columns);
     }
@@ -276,15 +274,8 @@ struct InputRow {
     Vec<T, N> value;
     if constexpr (Config::ragged) {
       value.load_inside(from + slot, shift - slot, columns + shift - slot);
-    } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const bool exists = slot + i < columns;
-        copy_async_part<4>(to_row + slot + i, exists ? from + slot + i : from, 0, exists ? 4 : 0);
-      }
-      return;
     } else {
-      value.load_at_once(from + slot, columns - slot);
+      value.load(from + slot, columns - slot, false);
     }
     value.template store<Space::shared>(to_row + slot, true);
   }

@@ -48,13 +48,6 @@ struct Vec {
     }
   }
 
-  // From global memory, aligned to an element: the first `count`, and zeros. Of 16 bits, whose loads load() waits for
-  // one by one.
-  TRTC_DEVICE void load_at_once(const T* address, int count) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) set_bits(i, load_element(address + i, i < count));
-  }
-
   // From global memory, aligned.
   TRTC_DEVICE void load_aligned(const T* address) { load_whole<Space::global>(address); }
 
