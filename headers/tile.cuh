@@ -68,8 +68,10 @@ struct RowTile {
     } else {
       move_scattered<T, Bring>(array, params);
     }
-    // Of what is behind the last row, load() may see an element.
-    if (sizeof(T) == 2 && lane == 0 && !is_whole() && count > 0) store_2<Space::shared>(address_of<T>(end), 0, true);
+    // Of a row that ends within a word load() sees the rest of the word, which is of no row behind the last one.
+    if constexpr (sizeof(T) == 2) {
+      if (lane == 0 && !is_whole() && count > 0) store_2<Space::shared>(address_of<T>(end), 0, true);
+    }
   }
 
   // This thread's row, and `fill` behind it. A thread without one has the last.
@@ -148,37 +150,38 @@ struct RowTile {
   }
 
  private:
-  // Up to `of_unit` neighbouring elements of one block of the tile become those of global memory, M at once. (Where
-  // rows have 17 elements of 2 bytes and a gap: 0.39 of the copy's bandwidth, by 4 elements a unit 0.35, by 2 0.28.)
+  // Up to `of_unit` neighbouring elements of one block of the tile become those of global memory, M at once. (17
+  // elements of 2 bytes, forward, at an odd address: 0.39 of the copy's bandwidth, by 4 a unit 0.35, by 2 0.28.)
   template <class T, int M>
   struct Bring {
     enum : int { bytes = Vec<T, M>::bytes, of_unit = M > N ? M : N };
-    static TRTC_DEVICE void unit(T* to, const T* from, int count) {
+    static TRTC_DEVICE void unit(T* tile, const T* global, int count) {
       if constexpr (bytes < 4) {
         uint32 bits[of_unit];
 #pragma unroll
-        for (int i = 0; i < of_unit; ++i) bits[i] = load_element(from + i, i < count);
+        for (int i = 0; i < of_unit; ++i) bits[i] = load_element(global + i, i < count);
 #pragma unroll
-        for (int i = 0; i < of_unit; ++i) store_2<Space::shared>(to + i, bits[i], i < count);
+        for (int i = 0; i < of_unit; ++i) store_2<Space::shared>(tile + i, bits[i], i < count);
       } else {
 #pragma unroll
         for (int i = 0; i < of_unit; i += M) {
-          if (i < count) copy_async<bytes>(to + i, from + i);
+          if (i < count) copy_async<bytes>(tile + i, global + i);
         }
       }
     }
   };
-  // Those of global memory become those of the tile. (By 4: 0.37, by 2 0.35, by 1 0.30.)
+  // Those of global memory become those of the tile. (The same, with 4 brought in a unit: by 4 0.37, by 2 0.35, by 1
+  // 0.30.)
   template <class T, int M>
   struct Take {
     enum : int { of_unit = M > 4 ? M : 4 };
-    static TRTC_DEVICE void unit(const T* from, T* to, int count) {
+    static TRTC_DEVICE void unit(const T* tile, T* global, int count) {
 #pragma unroll
       for (int i = 0; i < of_unit; i += M) {
         if (i < count) {
           Vec<T, M> value;
-          value.load_shared(from + i);
-          value.store(to + i, true);
+          value.load_shared(tile + i);
+          value.store(global + i, true);
         }
       }
     }
@@ -201,7 +204,8 @@ struct RowTile {
   template <class T, class Move>
   TRTC_DEVICE void move_units(T* of_lane) const {
     const int of_row = (columns + Move::of_unit - 1) / Move::of_unit;
-    const int reciprocal = static_cast<int>(2048u / static_cast<uint32>(of_row)) + 1;  // divides numbers up to 32
+    // Divides numbers up to 32 by 1 to 32.
+    const int reciprocal = static_cast<int>(2048u / static_cast<uint32>(of_row)) + 1;
     const int rows_on = lanes * reciprocal >> 11, units_on = lanes - rows_on * of_row;
     int row = lane * reciprocal >> 11, unit = lane - row * of_row;
 #pragma unroll 1

@@ -102,6 +102,23 @@ def test_rows_of_a_thread_are_within_the_bound_wherever_they_lie(rows, dtype, rn
             hold(at(x, offset, gap), at(dy, offset, gap), dtype, scale=-0.4)
 
 
+@pytest.mark.parametrize("output", [BFLOAT16, FLOAT32], ids=lambda dtype: dtype.symbol)
+@pytest.mark.parametrize("columns", [1, 5, 8, 12, 17, 20, 24, 31, 32])
+def test_rows_of_a_thread_are_written_wherever_the_output_lies_and_nothing_else(columns, output, rng):
+    x, dy = (expected.drawn(rng, (37, columns), FLOAT16) for _ in range(2))
+    found = expected.forward(x, 1.0, None, output)["y"]
+    for offset, gap in ((0, 0), (1, 0), (0, 3), (8, 8), (4, -columns % 8 + 8)):
+        y = at(np.zeros((37, columns), NUMPY_TYPES[output]), offset, gap)
+        dx = at(np.zeros_like(y), offset + 2, gap)
+        around = [np.lib.stride_tricks.as_strided(array[:, -1:], (36, gap + 1))[:, 1:] for array in (y, dx)]
+        with using(simulated()):
+            softmax(x, out=y)
+            softmax_backward(dy, y, out=dx)
+        assert_within(y, found, output, "y")
+        assert_within(dx, expected.backward(dy, np.array(y), 1.0, None, False, output), output, "dx")
+        assert all((between == 77).all() for between in around)
+
+
 @pytest.mark.parametrize("columns", [3, 8, 17, 32])
 def test_rows_of_a_thread_take_turns(columns, rng):
     # A multiprocessor has 2048 threads.
