@@ -339,6 +339,15 @@ def test_short_ragged_rows_lie_at_every_shift(operator, hidden, rng):
         hold(devices(architecture, seeds=(), multiprocessors=1), case, rng, layouts)
 
 
+# A general kernel takes up to 8 rows at a time, and fewer where there are not so many for each CTA.
+@pytest.mark.parametrize("hidden", [40, 1100])
+@pytest.mark.parametrize("operator", ["rms_norm_backward", "layer_norm_backward"])
+def test_general_batches_of_every_size_take_all_rows(operator, hidden, rng):
+    for rows, multiprocessors in ((2, 1), (13, 1), (33, 1), (70, 1), (9, 2)):
+        case = backward_case(operator, rows, hidden, BFLOAT16)
+        hold([SimulatedDevice(90, static=True, multiprocessors=multiprocessors)], case, rng)
+
+
 def test_short_rows_of_pairs_are_ragged_only_where_that_is_faster():
     for operator in ("layer_norm", "rms_norm_backward"):
         for hidden, ragged in ((282, False), (1002, False), (1362, True), (2002, True), (2004, False)):

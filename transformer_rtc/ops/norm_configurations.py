@@ -293,7 +293,7 @@ _LEAST_RAGGED_STEPS = 5
 # Ragged rows of up to _UNEVEN_VECTORS: by two warps, with so many vectors of a thread; a row may begin within one.
 _BY_ONE, _BY_TWO, _BY_FOUR = (_Entry(64 * steps - 1, 1, 64, steps, 1, True, 2) for steps in (1, 2, 4))
 # By the direction and the bytes of the widest element, and from how many vectors on: where they fill these lines less,
-# and elsewhere, what divides them is as fast; rows of pairs of elements, from _RAGGED_PAIRS on. In bfloat16:
+# and elsewhere, what divides them is as fast; rows of pairs of 16-bit elements, from _RAGGED_PAIRS on. In bfloat16:
 _RAGGED_SHORT = {
     # 1001: LayerNorm 0.63, by elements 0.46; RMSNorm 0.81, 0.65. 2001: 0.90, 0.75 and 0.90, 0.82
     ("forward", 2): ((85, _BY_TWO), (171, _BY_FOUR)),
@@ -302,8 +302,8 @@ _RAGGED_SHORT = {
     # float32 501: 0.87, 0.69 and 0.91, 0.71. 1001: 0.93, 0.82 and 0.97, 0.86
     ("backward", 4): ((103, _BY_TWO), (205, _BY_FOUR)),
 }
-# 282: LayerNorm backward 0.20, by pairs 0.35; 1002: 0.43, 0.54; 1502: 0.42, 0.40, RMSNorm's 0.67, 0.53; LayerNorm
-# 1002: 0.62, 0.63; 2002: 0.82, 0.68.
+# Ragged and by pairs: LayerNorm backward 282: 0.20 and 0.35, 1002: 0.43 and 0.54, 1502: 0.42 and 0.40; RMSNorm
+# backward 1502: 0.67 and 0.53; LayerNorm 1002: 0.62 and 0.63, 2002: 0.82 and 0.68.
 _RAGGED_PAIRS = 171
 _RAGGED_ELSEWHERE = (
     _Entry(2048, 1, 512, 6, 1, True, 2),  # without clusters
@@ -628,7 +628,7 @@ class _Division:
         if self.vectors > _UNEVEN_VECTORS:
             return tuple(ragged if self.ragged else even)
         short = _RAGGED_SHORT.get((direction, self.bytes), ()) if self.ragged else ()
-        fewest = _RAGGED_PAIRS if self._vector > 1 else 0
+        fewest = _RAGGED_PAIRS if self._vector > 1 and self.bytes == 2 else 0
         return tuple(entry for least, entry in short if max(least, fewest) <= self.vectors <= entry.vectors)
 
     def _ragged_steps(self, entry: _Entry) -> tuple[int, int]:
