@@ -132,9 +132,9 @@ TRTC_DEVICE void norm_forward_rows(const Params& params) {
   }
 }
 
-// A CTA takes `Batch` rows in turn, fewer where there are not so many for each: their statistics; then, by column,
-// their part of the weight's gradients, which it adds up in its rows of partials; then their dx, which may lie where dy
-// or x do. With a weight for each head row i of every batch is of one head: the launch sees to it.
+// A CTA takes `Batch` rows in turn: their statistics; then, by column, their part of the weight's gradients, which it
+// adds up in its rows of partials; then their dx, which may lie where dy or x do. Row i of every batch is of one head:
+// the launch sees to it.
 template <bool Centred, int Threads, int RowsPerCta, int Batch, bool PerHead, class Params>
 TRTC_DEVICE void norm_backward_rows(const Params& params) {
   constexpr int N = general_vector;
@@ -148,17 +148,13 @@ TRTC_DEVICE void norm_backward_rows(const Params& params) {
   TRTC_SHARED(float, rests, Batch);
   TRTC_SHARED(float, rstds, Batch);
 
-  const int64 ctas = ctas_in_grid();
-  const int64 of_cta = (params.rows + ctas - 1) / ctas;
-  const int of_batch = PerHead ? Batch : static_cast<int>(min(of_cta, static_cast<int64>(Batch)));
   bool adds = false;
   // At least once, so that a CTA without rows leaves zeros.
-  for (int64 batch = cta_index() * of_batch; batch < params.rows || !adds; batch += ctas * of_batch) {
-    const int64 end = min(batch + of_batch, params.rows);
+  for (int64 batch = cta_index() * Batch; batch < params.rows || !adds; batch += ctas_in_grid() * Batch) {
 #pragma unroll 1
     for (int in_batch = thread_index() / Threads; in_batch < Batch; in_batch += RowsPerCta) {
       const int64 row = batch + in_batch;
-      const bool exists = row < end;
+      const bool exists = row < params.rows;
       Moments moments{0.0f, 0.0f, 0.0f};
       float rstd = 0.0f;
       if (params.rstd != nullptr) {
@@ -185,7 +181,7 @@ TRTC_DEVICE void norm_backward_rows(const Params& params) {
         float sums[2] = {0.0f, 0.0f};
         for (int in_batch = 0; in_batch < Batch; ++in_batch) {
           const int64 row = batch + in_batch;
-          if (row < end) {
+          if (row < params.rows) {
             float gradient[1], value[1];
             any_row(params.dy, params.dy_dtype, row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride),
                     params.hidden)
@@ -218,7 +214,7 @@ TRTC_DEVICE void norm_backward_rows(const Params& params) {
 #pragma unroll 1
     for (int in_batch = thread_index() / Threads; params.dx != nullptr && in_batch < Batch; in_batch += RowsPerCta) {
       const int64 row = batch + in_batch;
-      const int columns = row < end ? params.hidden : 0;
+      const int columns = row < params.rows ? params.hidden : 0;
       const AnyRow dy = any_row(params.dy, params.dy_dtype,
                                 row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride), columns);
       const AnyRow x = any_row(params.x, params.x_dtype,

@@ -111,9 +111,7 @@ def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     heads = _of_heads(request.per_head)
     gradients = sum(request.dtypes[name] is not None for name in ("dweight", "dbias"))
     partials = partial_bytes(request.columns, gradients, _BATCH if request.per_head else 1)
-    # Where a row has all of a CTA's threads, every CTA gets rows: the kernel takes fewer at a time where they are few.
-    per_cta = 1 if shape == "wide" and not request.per_head else _BATCH
-    rule = LaunchRule(threads * rows, per_cta, partial_bytes=partials, persistent=True, whole_heads=request.per_head)
+    rule = LaunchRule(threads * rows, _BATCH, partial_bytes=partials, persistent=True, whole_heads=request.per_head)
     first = (f"{norm}_backward_{shape}{heads}", rule)
     return (first, (f"norm_backward_finish{heads}", _FINISH_RULE)) if gradients else (first,)
 
