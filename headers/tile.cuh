@@ -132,7 +132,7 @@ struct RowTile {
     warp_barrier();
     if (is_dense(array, params)) {
       T* to = static_cast<T*>(array.data) + first_row * columns;
-      constexpr int of_block = block / static_cast<int>(sizeof(T));
+      constexpr int of_block = Vec<T, N>::per_quad;
       const Turns<T> turns(*this);
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
@@ -191,7 +191,7 @@ struct RowTile {
   // tells those that have units of it.
   template <class T, template <class, int> class Move, class Params>
   TRTC_DEVICE void move_scattered(const RowArray& array, const Params& params) const {
-    constexpr int of_block = block / static_cast<int>(sizeof(T));
+    constexpr int of_block = Vec<T, N>::per_quad;
     T* all = static_cast<T*>(array.data);
     T* of_lane = all + array.offset(params, first_row + min(lane, count - 1));
     if (columns % of_block == 0 && rows_aligned<T, of_block>(all, array.outer_stride, array.inner_stride)) {
