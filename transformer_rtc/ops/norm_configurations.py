@@ -192,7 +192,7 @@ _FORWARD = {
         _Entry(4096, 2, 256, 8, in_shared=True),  # 16384: 0.983
         _Entry(8192, 8, 128, 8, in_shared=True),  # 32768: 0.968; in turn 0.912
         _Entry(16384, 8, 256, 8, in_shared=True, together=2),  # 65536: 0.945; in turn 0.920, one row 0.908
-        _Entry(18432, 8, 288, 8, in_shared=True, together=2),  # in turn, two CTAs' registers spill
+        _Entry(18432, 8, 288, 8, in_shared=True, together=2),  # in turn, where registers spill; not timed
         _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 131072: 0.925; without turns 0.883
         _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.938; without turns 0.788
     ),

@@ -37,7 +37,8 @@ __all__ = [
 
 # Each quarter of a multiprocessor has registers for as many warps as have so many of a thread together.
 _REGISTERS_OF_QUARTER = 512
-_MOST_CTAS = 32  # of a multiprocessor
+# Of a multiprocessor. sm_89 and sm_120 have 24: there the compiler ignores what a few kernels of one warp ask for.
+_MOST_CTAS = 32
 # Threads and steps of LayerNorm's 16-bit rows, weight and bias for which the compiler spills 8 to 28 bytes to have 40
 # registers, where one CTA stores rstd; without it, it takes 48.
 _SPILLED_DIVISIONS = {(64, 5), (96, 5), (192, 4), (192, 5), (256, 6), (288, 4), (288, 5), (288, 6), (288, 7)}
@@ -81,7 +82,7 @@ class _RowSpec(KernelSpec):
         elif self._registers:
             warps = 4 * (_REGISTERS_OF_QUARTER // self._registers)
             ctas = max(1, min(resident, 32 * warps // config.threads))
-            if ctas <= _MOST_CTAS:  # else the compiler warns, and is told nothing
+            if ctas <= _MOST_CTAS:  # more would be ignored, with a warning
                 bounds += f", {ctas}"
         ways = {
             "clusters": config.clusters,
@@ -209,7 +210,8 @@ class ForwardSpec(_RowSpec):
             return 80 if config.together > 1 else 64
         if config.together > 1 and config.chunk * config.ctas_per_row != self.hidden:
             return 56  # likewise
-        # And likewise; where rstd is stored, as many rows have room as without.
+        # Likewise for pairs of 21504, 43008 and 86016 columns (4 CTAs have room, not 5: not timed); and where rstd is
+        # stored, for which as many rows have room as without.
         narrow = all(column and column.bytes == 2 for column in (self.weight, self.bias)) and not self.residual
         if self.norm == "layer_norm" and narrow and config.in_shared and config.vector == 8 and not config.stages:
             division = config.threads, config.steps
