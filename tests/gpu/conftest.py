@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 from pathlib import Path
@@ -43,6 +44,18 @@ def implementation(request):
     assert request.param in transformer_rtc.implementations(transformer_rtc.rms_norm)
     with transformer_rtc.using(request.param):
         yield request.param
+
+
+@pytest.fixture(autouse=True)
+def uncollected():
+    """Collect no garbage within a test: what others left would end its captures.
+
+    A graph of torch in a cycle of references, as behind a traceback, a stream, an event or a graph of CuPy, and what
+    JAX has compiled end every capture under way when they are freed.
+    """
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

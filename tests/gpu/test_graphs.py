@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from transformer_rtc import (
     rms_norm,
     rms_norm_backward,
 )
+from transformer_rtc.cache import DiskCache
+from transformer_rtc.manager import KernelManager
 from transformer_rtc.spec import BFLOAT16, FLOAT32
 
 CASE = Case(64, 4096, BFLOAT16, BFLOAT16, BFLOAT16, False)
@@ -334,6 +338,29 @@ def test_another_threads_cold_calls_do_not_end_a_capture(cold, gpu, rng):
     graph.replay()
     torch.cuda.synchronize()
     assert_same(gpu, found, all_of(x, weight, dy))
+
+
+def test_what_is_freed_in_a_capture_does_not_end_it(tmp_path, gpu):
+    torch = gpu.module
+    buffer = _native.Buffer(0, 1 << 20)
+    garbage = [buffer, KernelManager(DiskCache(str(tmp_path)))]
+    kernel = garbage[1].compile('extern "C" __global__ void freed() {}', "freed", (), 0)
+    kernel.launch_plain((1, 1, 1), (32, 1, 1), b"", _native.own_stream(0))
+    _native.synchronize_stream(0, _native.own_stream(0))
+    freed = weakref.ref(garbage[1])
+    garbage += [kernel, garbage]
+    x = torch.ones(4, 64, device="cuda")
+    gc.collect()  # what others left would end the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = rms_norm(x, eps=0.0)
+        del buffer, kernel, garbage
+        gc.collect()
+        assert freed() is None
+        y = y + y
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 2).all()
 
 
 def test_two_graphs_of_torch_in_flight_on_two_streams(limited, gpu, rng):
