@@ -176,8 +176,8 @@ def test_layer_norm_of_a_size_that_no_line_has_fills_its_ctas(dtype, rng):
         config = norm_configurations.configure("layer_norm", hidden, (dtype,), (dtype, dtype), dtype, dtype, limits)
         assert least_filled <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
     drawn = [int(vectors) * 16 // dtype.bytes for vectors in rng.choice(sizes, 6)] + [40000 * 2 // dtype.bytes]
-    # Bytes of a row: of 300 divisions, those for which the compiler spills unless it is told of registers; and pairs of
-    # short rows. Then columns: lines for float32 rows that are longer than those drawn.
+    # Bytes of a row: of 300 divisions, those for which the compiler spilled before it was told of registers, or before
+    # they were divided otherwise; and pairs of short rows. Then columns: lines for float32 rows that are longer.
     spilled = 5120, 7680, 11344, 15360, 18048, 23040, 24560, 27648, 32256, 43008, 86016, 139264, 147456, 172032
     drawn += [*(size // dtype.bytes for size in (2032, *spilled)), 73728, 139264, 147456]
     cases = [

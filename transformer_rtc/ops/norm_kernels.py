@@ -211,16 +211,22 @@ class ForwardSpec(_RowSpec):
             return 80 if config.together > 1 else 64
         if config.together > 1 and config.chunk * config.ctas_per_row != self.hidden:
             return 56  # likewise
-        narrow = all(column and column.bytes == 2 for column in (self.weight, self.bias)) and not self.residual
-        if self.norm == "layer_norm" and narrow and config.in_shared and config.vector == 8 and not config.stages:
-            alone = config.ctas_per_row == 1 and "rstd" in self.stores
-            if alone and (config.threads, config.steps) in _SPILLED_DIVISIONS:
-                return 48  # likewise
+        if self._spills:
+            return 48  # likewise
         # With the 91 that the compiler takes, LayerNorm of bfloat16, 65536, had 0.95 of its speed; with 73, 0.82.
         if staged or not self._columns_ahead:
             return 0
         columns = sum(dtype.bytes for dtype in (self.weight, self.bias) if dtype)
         return max(80, 5 * config.vector * columns // 2) + (16 if self.residual else 0)
+
+    @property
+    def _spills(self) -> bool:
+        """Whether the compiler spills unless it is told of registers: a row of one CTA, of _SPILLED_DIVISIONS."""
+        config = self.config
+        narrow = all(column and column.bytes == 2 for column in (self.weight, self.bias)) and not self.residual
+        alone = config.in_shared and config.ctas_per_row == 1 and config.vector == 8 and not config.stages
+        listed = (config.threads, config.steps) in _SPILLED_DIVISIONS
+        return listed and alone and narrow and self.norm == "layer_norm" and "rstd" in self.stores
 
     @property
     def _repeats(self) -> bool:
