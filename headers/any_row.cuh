@@ -19,22 +19,28 @@ enum class Dtype : int {
 
 enum : int { general_vector = 4 };
 
+// Whether Vecs of a row that begins so many bytes behind a multiple of 16 are aligned.
 template <class T, int N>
-TRTC_DEVICE void load_floats_of(float (&values)[N], const void* row, int column, int columns) {
+TRTC_DEVICE bool is_aligned(int past) {
+  return past % (N * sizeof(T) < 16 ? N * sizeof(T) : 16) == 0;
+}
+
+template <class T, int N>
+TRTC_DEVICE void load_floats_of(float (&values)[N], const void* row, int column, int columns, int past) {
   const T* first = static_cast<const T*>(row) + column;
   Vec<T, N> value;
-  value.load(first, columns - column, rows_aligned<T, N>(first, 0, 0));
+  value.load(first, columns - column, is_aligned<T, N>(past));
 #pragma unroll
   for (int i = 0; i < N; ++i) values[i] = value.get(i);
 }
 
 template <class T, int N>
-TRTC_DEVICE void store_floats_of(const float (&values)[N], void* row, int column, int columns) {
+TRTC_DEVICE void store_floats_of(const float (&values)[N], void* row, int column, int columns, int past) {
   T* first = static_cast<T*>(row) + column;
   Vec<T, N> value;
 #pragma unroll
   for (int i = 0; i < N; i += 2) value.set(i, values[i], N == 1 ? 0.0f : values[i + (N > 1)]);
-  const bool vector = column + N <= columns && rows_aligned<T, N>(first, 0, 0);
+  const bool vector = column + N <= columns && is_aligned<T, N>(past);
   value.store(first, vector);
 #pragma unroll
   for (int i = 0; i < N; ++i) value.store_element(first + i, i, !vector && column + i < columns);
@@ -45,6 +51,7 @@ struct AnyRow {
   char* row;
   Dtype dtype;
   int columns;
+  int past;  // bytes behind a multiple of 16
 
   TRTC_DEVICE bool present() const { return dtype != Dtype::absent; }
   TRTC_DEVICE float largest_number() const {
@@ -53,27 +60,44 @@ struct AnyRow {
                                          : largest<int8>();
   }
 
+  TRTC_DEVICE void prefetch(int column) const {
+    prefetch_global(row + column * ((static_cast<int>(dtype) & 0xff) / 8));
+  }
+
+  // N columns, the first of which is a multiple of N.
   template <int N>
   TRTC_DEVICE void load(float (&values)[N], int column) const {
-    if (dtype == Dtype::float32) load_floats_of<float, N>(values, row, column, columns);
-    if (dtype == Dtype::float16) load_floats_of<float16, N>(values, row, column, columns);
-    if (dtype == Dtype::bfloat16) load_floats_of<bfloat16, N>(values, row, column, columns);
+    if (dtype == Dtype::float32) {
+      load_floats_of<float, N>(values, row, column, columns, past);
+    } else if (dtype == Dtype::bfloat16) {
+      load_floats_of<bfloat16, N>(values, row, column, columns, past);
+    } else {
+      load_floats_of<float16, N>(values, row, column, columns, past);
+    }
   }
 
   template <int N>
   TRTC_DEVICE void store(const float (&values)[N], int column) const {
-    if (dtype == Dtype::float32) store_floats_of<float, N>(values, row, column, columns);
-    if (dtype == Dtype::float16) store_floats_of<float16, N>(values, row, column, columns);
-    if (dtype == Dtype::bfloat16) store_floats_of<bfloat16, N>(values, row, column, columns);
-    if (dtype == Dtype::float8_e4m3) store_floats_of<float8_e4m3, N>(values, row, column, columns);
-    if (dtype == Dtype::float8_e5m2) store_floats_of<float8_e5m2, N>(values, row, column, columns);
-    if (dtype == Dtype::int8) store_floats_of<int8, N>(values, row, column, columns);
+    if (dtype == Dtype::float32) {
+      store_floats_of<float, N>(values, row, column, columns, past);
+    } else if (dtype == Dtype::bfloat16) {
+      store_floats_of<bfloat16, N>(values, row, column, columns, past);
+    } else if (dtype == Dtype::float16) {
+      store_floats_of<float16, N>(values, row, column, columns, past);
+    } else if (dtype == Dtype::float8_e4m3) {
+      store_floats_of<float8_e4m3, N>(values, row, column, columns, past);
+    } else if (dtype == Dtype::float8_e5m2) {
+      store_floats_of<float8_e5m2, N>(values, row, column, columns, past);
+    } else {
+      store_floats_of<int8, N>(values, row, column, columns, past);
+    }
   }
 };
 
 // The row of an array whose element offset is `offset`. `columns` is 0 for a row past the last.
 TRTC_DEVICE AnyRow any_row(void* array, int dtype, int64 offset, int columns) {
-  return {static_cast<char*>(array) + offset * ((dtype & 0xff) / 8), static_cast<Dtype>(dtype), columns};
+  char* const row = static_cast<char*>(array) + offset * ((dtype & 0xff) / 8);
+  return {row, static_cast<Dtype>(dtype), columns, static_cast<int>(reinterpret_cast<uint64>(row) % 16)};
 }
 
 // Sums over a row: by element of a Vec, by block of 32 Vecs and by row, so that no chain of additions is long.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..dispatch import LaunchRule, Request
 from ..spec import Field, KernelSpec, Params
@@ -27,12 +28,41 @@ from .programs import (
 __all__ = ["GeneralSpec", "launches", "params_of", "program"]
 
 _SOURCE = "norm_general.cu"
-# Rows of at most this many columns are held by a warp.
-_NARROW = 1024
-# Threads of a row, and rows of a CTA.
-_SHAPES = {"narrow": (32, 8), "wide": (512, 1)}
-# Rows that a backward CTA takes together.
+
+
+class _Shape(NamedTuple):
+    """How a kernel divides rows.
+
+    Attributes
+    ----------
+    name : str
+        Of the shape, in the kernel's symbol.
+    columns : int or None
+        The most of a row, if there are longer shapes.
+    threads, rows : int
+        Threads of a row, and rows of a CTA.
+    """
+
+    name: str
+    columns: int | None
+    threads: int
+    rows: int
+
+
+# H200, of a copy: forward, 128 columns of bfloat16 by 8 threads 0.51, by a warp 0.22; 1024 by a warp 0.58, by 8 threads
+# 0.50; 4096 by 256 threads 0.45, by 512 0.32. Few long rows, as the backward of more than 262144 columns has them, keep
+# more threads busy: 65 of 340584, 0.06, by 256 0.03.
+_SHAPES = {
+    "forward": (_Shape("short", 256, 8, 32), _Shape("narrow", 1024, 32, 8), _Shape("wide", None, 256, 1)),
+    "backward": (_Shape("narrow", 1024, 32, 8), _Shape("wide", None, 512, 1)),
+}
+# Of a multiprocessor, so that none waits for one row alone (LayerNorm, bfloat16, 4096, by 512: 0.20 of a copy, and 0.13
+# with as many registers as the compiler takes).
+_THREADS = 1024
+# Rows that a backward CTA takes together. Where there are few of long ones, down to two, whose partial sums take no
+# more memory than the rows in float32 would: 65 rows have 33 CTAs then, instead of 9.
 _BATCH = 8
+_LEAST_BATCH = 2
 
 _SIZES = (*GEOMETRY, *HEADS, *REALS, Field("hidden", "int32", "columns"))
 _FORWARD_ROWS = ("x", "residual", "out", "residual_out")
@@ -63,26 +93,32 @@ _FINISH = Params((*pointers("dweight", "dbias"), *FINISH_FIELDS, *dtypes("dweigh
 
 def _kernels() -> dict[str, GeneralKernel]:
     found = {}
-    for shape, (threads, rows) in _SHAPES.items():
-        for norm in ("rms_norm", "layer_norm"):
-            centred = literal(norm == "layer_norm")
-            # LayerNorm with as few registers as the compiler takes otherwise spills 72 bytes for sm_100, and is no
-            # faster (H200, 16384 x 4096: 539 us, and 532 with those of one CTA; RMSNorm 268, and 417).
-            bounds = f"{threads * rows}, 1" if norm == "layer_norm" else threads * rows
-            found[f"{norm}_forward_{shape}"] = GeneralKernel(
-                _FORWARD, bounds, f"norm_forward_rows<{centred}, {threads}, {rows}>"
-            )
+    for norm in ("rms_norm", "layer_norm"):
+        centred = literal(norm == "layer_norm")
+        for shape in _SHAPES["forward"]:
+            template = f"norm_forward_rows<{centred}, {shape.threads}, {shape.rows}>"
+            found[f"{norm}_forward_{shape.name}"] = GeneralKernel(_FORWARD, _bounds(shape), template)
+        for shape in _SHAPES["backward"]:
             for heads in (False, True):
-                found[f"{norm}_backward_{shape}{_of_heads(heads)}"] = GeneralKernel(
-                    _BACKWARD,
-                    threads * rows,
-                    f"norm_backward_rows<{centred}, {threads}, {rows}, {_BATCH}, {literal(heads)}>",
+                batches = f"{_least_batch(shape, heads)}, {_BATCH}, {literal(heads)}"
+                template = f"norm_backward_rows<{centred}, {shape.threads}, {shape.rows}, {batches}>"
+                found[f"{norm}_backward_{shape.name}{_of_heads(heads)}"] = GeneralKernel(
+                    _BACKWARD, _bounds(shape), template
                 )
     for heads, per_group in ((False, 1), (True, _BATCH)):
         found[f"norm_backward_finish{_of_heads(heads)}"] = GeneralKernel(
             _FINISH, FINISH_THREADS, f"norm_backward_finish_rows<{per_group}>"
         )
     return found
+
+
+def _bounds(shape: _Shape) -> str:
+    threads = shape.threads * shape.rows
+    return f"{threads}, {_THREADS // threads}"
+
+
+def _least_batch(shape: _Shape, heads: bool) -> int:
+    return _LEAST_BATCH if shape.rows == 1 and not heads else _BATCH
 
 
 def _of_heads(heads: bool) -> str:
@@ -104,15 +140,18 @@ def params_of(symbol: str, arrays: Sequence[str]) -> Params:
 
 def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the kernels of a call, and how they are launched."""
-    shape = "narrow" if request.columns <= _NARROW else "wide"
-    threads, rows = _SHAPES[shape]
-    if "backward" not in request.operator:
-        return ((f"{norm}_forward_{shape}", LaunchRule(threads * rows, rows, persistent=request.margin)),)
+    backward = "backward" in request.operator
+    shapes = _SHAPES["backward" if backward else "forward"]
+    shape = next(shape for shape in shapes if shape.columns is None or request.columns <= shape.columns)
+    threads = shape.threads * shape.rows
+    if not backward:
+        return ((f"{norm}_forward_{shape.name}", LaunchRule(threads, shape.rows, persistent=request.margin)),)
     heads = _of_heads(request.per_head)
     gradients = sum(request.dtypes[name] is not None for name in ("dweight", "dbias"))
     partials = partial_bytes(request.columns, gradients, _BATCH if request.per_head else 1)
-    rule = LaunchRule(threads * rows, _BATCH, partial_bytes=partials, persistent=True, whole_heads=request.per_head)
-    first = (f"{norm}_backward_{shape}{heads}", rule)
+    rows = _least_batch(shape, request.per_head)
+    rule = LaunchRule(threads, rows, partial_bytes=partials, persistent=True, whole_heads=request.per_head)
+    first = (f"{norm}_backward_{shape.name}{heads}", rule)
     return (first, (f"norm_backward_finish{heads}", _FINISH_RULE)) if gradients else (first,)
 
 
