@@ -28,6 +28,16 @@ def inputs(
     return random_rows(rng, shape, case.x), weight
 
 
+def capture(graph: Any, **options: Any) -> Any:
+    """Return torch's capture into a graph, which other threads of the process cannot end.
+
+    In torch's default mode, one of JAX's that asks for its streams does: CUDA_LOG_FILE shows such calls.
+    """
+    import torch
+
+    return torch.cuda.graph(graph, capture_error_mode="thread_local", **options)
+
+
 class Framework:
     name = "numpy"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 from cases import Case
-from frameworks import FRAMEWORKS, bits, inputs
+from frameworks import FRAMEWORKS, bits, capture, inputs
 from test_launch import CLUSTER, FIELDS, MEET, Memory, resident
 
 from transformer_rtc import (
@@ -120,7 +120,7 @@ def test_a_cold_call_with_the_captured_stream_of_torch_as_its_argument(cold, gpu
     torch = gpu.module
     x, weight, dy = data(gpu, rng)
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph, stream=side):
+    with capture(graph, stream=side):
         found = all_of(x, weight, dy, stream=side)
     assert cold.counts["compile"] >= 4
     graph.replay()
@@ -150,7 +150,7 @@ def test_a_cold_call_of_rows_shared_by_ctas_in_a_graph(monkeypatch, manager, lim
     call, _ = limited
     x, weight, _ = data(gpu, rng, Case(40, 131071, FLOAT32, FLOAT32, FLOAT32, False))
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capture(graph):
         found = call(x, weight)
     assert manager.counts["load"] >= 1
     for _ in range(3):
@@ -189,7 +189,7 @@ def test_a_failure_in_a_capture_leaves_it_whole(cold, gpu):
     torch = gpu.module
     x = torch.ones(4, 64, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capture(graph):
         y = x + 1
         with pytest.raises(ArgumentError, match="weight must have the shape"):
             rms_norm(x, torch.empty(32, device="cuda"))
@@ -284,7 +284,7 @@ def test_arrays_of_the_host_are_computed_at_once_and_refused_on_the_captured_str
     host, weight = inputs(rng, CASE)
     x = torch.ones(4, 64, device="cuda")
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph, stream=side):
+    with capture(graph, stream=side):
         y = x + 1
         found = rms_norm(host, weight)
         for array in (host, torch.ones(4, 64)):
@@ -302,7 +302,7 @@ def test_arrays_of_jax_are_refused_on_a_captured_stream(gpu):
     torch = gpu.module
     tensor = torch.ones(4, 64, device="cuda")
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph, stream=side):
+    with capture(graph, stream=side):
         y = tensor + 1
         with pytest.raises(ArgumentError, match="which cannot be part of the graph"):
             rms_norm(x, stream=side)
@@ -371,7 +371,7 @@ def test_two_graphs_of_torch_in_flight_on_two_streams(limited, gpu, rng):
     for _ in sides:
         x, weight, dy = data(gpu, rng, case)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capture(graph):
             results.append((call(x, weight), *rms_norm_backward(dy, x, weight)))
         graphs.append(graph)
         given.append((x, weight, dy))

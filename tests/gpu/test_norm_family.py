@@ -13,7 +13,7 @@ import on_device
 import pytest
 import reference
 from cases import BACKWARD, CASES, DELAYED, FLOAT8, FLOATS, FORWARD, Case
-from frameworks import FRAMEWORKS, Guarded, Torch, bits
+from frameworks import FRAMEWORKS, Guarded, Torch, bits, capture
 
 import transformer_rtc
 from transformer_rtc import Field, dispatch
@@ -518,7 +518,7 @@ def test_a_captured_graph_replays_with_new_inputs(case, implementation, gpu, rng
     calls.call(case, arrays)  # compiles and loads, which a capture must not
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capture(graph):
         captured = calls.call(case, arrays)
     for _ in range(3):
         given = calls.make_inputs(rng, case)

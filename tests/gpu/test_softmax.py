@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import softmax_reference as expected
+from frameworks import capture
 from reference import NUMPY_TYPES, assert_within
 from softmax_calls import MASKS, at, bits, hold
 
@@ -165,7 +166,7 @@ def test_a_captured_graph_gives_the_same(implementation, torch):
     x = torch.randn(128, 4096, device="cuda").bfloat16()
     wanted = softmax(x)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capture(graph):
         y = softmax(x)
     y.zero_()
     graph.replay()
@@ -182,7 +183,7 @@ def test_all_gradients_in_a_captured_graph_and_in_a_hundred_runs_have_the_same_b
         made = softmax_backward(dy, y, mask=mask, sink=sink, lse=lse)
         assert all(torch.equal(one, other) for one, other in zip(made, first, strict=True))
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capture(graph):
         made = softmax_backward(dy, y, mask=mask, sink=sink, lse=lse)
     for one in made:
         one.fill_(77)

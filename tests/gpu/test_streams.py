@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 from cases import Case
-from frameworks import FRAMEWORKS, bits, inputs
+from frameworks import FRAMEWORKS, bits, capture, inputs
 
 from transformer_rtc import _native, arrays, rms_norm
 from transformer_rtc.errors import ArgumentError
@@ -149,7 +149,7 @@ def assert_captured_calls_follow_their_inputs(gpu, rng, call, case):
     x, weight = (gpu.array(host) for host in inputs(rng, case))
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capture(graph):
         first = call(x, weight)
         second = call(first, weight)
     for _ in range(3):
