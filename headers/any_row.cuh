@@ -22,7 +22,7 @@ enum : int { general_vector = 4 };
 // Whether Vecs of a row that begins so many bytes behind a multiple of 16 are aligned.
 template <class T, int N>
 TRTC_DEVICE bool is_aligned(int past) {
-  return past % (N * sizeof(T) < 16 ? N * sizeof(T) : 16) == 0;
+  return past % vec_alignment<T, N>() == 0;
 }
 
 template <class T, int N>

@@ -60,11 +60,17 @@ struct Place {
   TRTC_DEVICE int columns(int64 row, int64 rows) const { return exists(row, rows) ? most_columns : 0; }
 };
 
+// What a Vec's address must be a multiple of, in bytes.
+template <class T, int N>
+constexpr TRTC_DEVICE uint64 vec_alignment() {
+  return Vec<T, N>::bytes < 16 ? Vec<T, N>::bytes : 16;
+}
+
 // Whether every Vec of N elements of every row is aligned.
 template <class T, int N>
 TRTC_DEVICE bool rows_aligned(const T* base, int64 outer_stride, int64 inner_stride) {
   const uint64 bits = reinterpret_cast<uint64>(base) | static_cast<uint64>(outer_stride | inner_stride) * sizeof(T);
-  return bits % (N * sizeof(T) < 16 ? N * sizeof(T) : 16) == 0;
+  return bits % vec_alignment<T, N>() == 0;
 }
 
 // Whether rows that are `stride` elements from each other do not overlap, and have N elements.
