@@ -353,6 +353,13 @@ def test_the_general_kernels_compile_with_next_to_no_spills(architecture):
         assert found["smem"] + rule.dynamic_shared_memory <= ARCHITECTURES[architecture].shared_memory_per_cta
 
 
+def test_the_general_kernels_partial_sums_take_no_more_memory_than_rows_in_float32():
+    found = [(case.hidden, case.general()[1]) for case in CASES if case.backward and not case.heads]
+    assert {rule.rows_per_cta for _, rule in found} == {2, 8}
+    for hidden, rule in found:
+        assert rule.partial_bytes <= 4 * rule.rows_per_cta * -(-hidden // 8) * 8, hidden
+
+
 def test_the_general_kernels_compile_to_ptx():
     program = FAMILY.static_program()
     compiled = compiler.compile_program(
