@@ -17,6 +17,9 @@ enum class Dtype : int {
   int8 = 0x008,
 };
 
+// In bytes.
+TRTC_DEVICE int size_of(Dtype dtype) { return (static_cast<int>(dtype) & 0xff) / 8; }
+
 enum : int { general_vector = 4 };
 
 // Whether Vecs of a row that begins so many bytes behind a multiple of 16 are aligned.
@@ -60,9 +63,7 @@ struct AnyRow {
                                          : largest<int8>();
   }
 
-  TRTC_DEVICE void prefetch(int column) const {
-    prefetch_global(row + column * ((static_cast<int>(dtype) & 0xff) / 8));
-  }
+  TRTC_DEVICE void prefetch(int column) const { prefetch_global(row + column * size_of(dtype)); }
 
   // N columns, the first of which is a multiple of N.
   template <int N>
@@ -95,9 +96,10 @@ struct AnyRow {
 };
 
 // The row of an array whose element offset is `offset`. `columns` is 0 for a row past the last.
-TRTC_DEVICE AnyRow any_row(void* array, int dtype, int64 offset, int columns) {
-  char* const row = static_cast<char*>(array) + offset * ((dtype & 0xff) / 8);
-  return {row, static_cast<Dtype>(dtype), columns, static_cast<int>(reinterpret_cast<uint64>(row) % 16)};
+TRTC_DEVICE AnyRow any_row(void* array, int number, int64 offset, int columns) {
+  const Dtype dtype = static_cast<Dtype>(number);
+  char* const row = static_cast<char*>(array) + offset * size_of(dtype);
+  return {row, dtype, columns, static_cast<int>(reinterpret_cast<uint64>(row) % 16)};
 }
 
 // Sums over a row: by element of a Vec, by block of 32 Vecs and by row, so that no chain of additions is long.
