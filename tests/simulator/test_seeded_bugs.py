@@ -2067,7 +2067,7 @@ BUGS = (
         "misaligned",
         "every row is taken to be aligned",
         "norm_shifted",
-        ("  return bits % (N * sizeof(T) < 16 ? N * sizeof(T) : 16) == 0;", "  return true;"),
+        ("  return bits % vec_alignment<T, N>() == 0;", "  return true;"),
         file="rows.cuh",
     ),
     fault(
