@@ -20,8 +20,6 @@ enum class Dtype : int {
 // In bytes.
 TRTC_DEVICE int size_of(Dtype dtype) { return (static_cast<int>(dtype) & 0xff) / 8; }
 
-enum : int { general_vector = 4 };
-
 // Whether Vecs of a row that begins so many bytes behind a multiple of 16 are aligned.
 template <class T, int N>
 TRTC_DEVICE bool is_aligned(int past) {

@@ -10,7 +10,7 @@ namespace trtc {
 // Elements that a thread has of a row at a time, forward and for the moments: a Vec's bounds, type and alignment cost
 // as much as its elements (H200, bfloat16, 16384 columns: RMSNorm 0.54 of a copy, by 4 0.34). Backward has no registers
 // for so many.
-enum : int { forward_vector = 8 };
+enum : int { forward_vector = 8, backward_vector = 4 };
 
 // The moments of a row about its mean, or about 0; to all its threads.
 template <bool Centred, int Threads, class Reduction>
@@ -172,7 +172,7 @@ TRTC_DEVICE void move_to_partials(float* to, float (&sums)[N], bool adds) {
 template <bool Centred, int Threads, int RowsPerCta, int Least, int Most, bool PerHead, class Params>
 TRTC_DEVICE void norm_backward_rows(const Params& params) {
   static_assert(Least == Most || !PerHead, "a row of partials is of one head");
-  constexpr int N = general_vector;
+  constexpr int N = backward_vector;
   const int thread = thread_index() % Threads;
   const float reciprocal_hidden = divide(1.0f, static_cast<float>(params.hidden));
   const int gradients = (params.dweight_dtype != 0) + (params.dbias_dtype != 0);

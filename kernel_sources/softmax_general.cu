@@ -1,11 +1,14 @@
 // The general kernels of softmax: length, types and options at run time. Complete, not fast: `Threads` threads have a
-// row, and read it again for each thing they ask of it.
+// row, and read it again for each thing they ask of it, if it has more than a Vec for each of them.
 #pragma once
 
 #include "any_row.cuh"
 #include "softmax.cuh"
 
 namespace trtc {
+
+// Elements that a thread has of a row at a time.
+enum : int { softmax_vector = 8 };
 
 // A row's mask: bytes, or numbers that are added.
 struct AnyMask {
@@ -28,10 +31,11 @@ TRTC_DEVICE AnyMask any_mask(const Params& params, int64 row, int columns) {
   return mask;
 }
 
+// The columns that take part in a row, but for its mask; none, where there is no row.
 template <class Params>
-TRTC_DEVICE bool takes_part(const Params& params, const AnyMask& mask, Range range, int column) {
-  return column < params.columns && range.has(column) &&
-         (mask.bytes == nullptr || (load_element(mask.bytes + column) != 0) == mask.keeps);
+TRTC_DEVICE Range any_range(const Params& params, int64 row, bool exists) {
+  if (!exists) return {0, 0};
+  return params.causal != 0 ? range_of<true>(params, row) : range_of<false>(params, row);
 }
 
 template <class Params>
@@ -41,24 +45,61 @@ TRTC_DEVICE float any_sink_of_head(const Params& params, int64 head) {
   return sink[0];
 }
 
-// v of the columns from `column` on: -infinity where there is none or it does not take part.
-template <class Params, int N>
-TRTC_DEVICE void load_scaled(const Params& params, float (&v)[N], const AnyRow& x, const AnyMask& mask, Range range,
-                             int column) {
-  float added[N] = {};
-  x.load(v, column);
-  if (mask.added.present()) mask.added.load(added, column);
+// The columns of a row from which its threads read: `Threads` Vecs at a time, those that have any of a range.
+template <int Threads>
+struct Reading {
+  enum : int { N = softmax_vector, stride = Threads * N };
+  Range range;
+  int first;   // of this thread
+  bool again;  // whether it has more than one Vec, which it reads again and does not keep
+
+  TRTC_DEVICE Reading(Range range, int thread) : range(range) {
+    const int begin = range.begin - range.begin % stride;
+    first = begin + thread * N;
+    again = range.end - begin > stride;
+  }
+  TRTC_DEVICE bool meets(int column) const { return column < range.end && column + N > range.begin; }
+  // Elements outside the range become `outside`.
+  TRTC_DEVICE void replace(float (&v)[N], int column, float outside) const {
+    if (column >= range.begin && column + N <= range.end) return;
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const bool in =
-        takes_part(params, mask, range, column + i) && v[i] != minus_infinity() && added[i] != minus_infinity();
-    v[i] = in ? fused_multiply_add(v[i], params.scale, added[i]) : minus_infinity();
+    for (int i = 0; i < N; ++i) v[i] = range.has(column + i) ? v[i] : outside;
+  }
+};
+
+// v of the columns from `column` on: -infinity where there is none or it does not take part.
+template <class Params, class Reading, int N>
+TRTC_DEVICE void load_scaled(const Params& params, float (&v)[N], const AnyRow& x, const AnyMask& mask,
+                             const Reading& reading, int column) {
+  x.load(v, column);
+  reading.replace(v, column, minus_infinity());
+  if (mask.bytes != nullptr) {
+    const boolean* bytes = mask.bytes + column;
+    Vec<boolean, N> of_mask;
+    if (column + N <= x.columns && rows_aligned<boolean, N>(bytes, 0, 0)) {
+      of_mask.load_aligned(bytes);
+    } else {
+      of_mask.load_inside(bytes, 0, x.columns - column);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = of_mask.is_set(i) == mask.keeps ? v[i] : minus_infinity();
+  }
+  if (mask.added.present()) {
+    float added[N];
+    mask.added.load(added, column);
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = masked_score(v[i], params.scale, added[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = v[i] == minus_infinity() ? v[i] : v[i] * params.scale;
   }
 }
 
 template <bool Logarithm, int Threads, int RowsPerCta, class Params>
 TRTC_DEVICE void softmax_forward_rows(const Params& params) {
-  constexpr int N = general_vector;
+  constexpr int N = softmax_vector;
+  constexpr int stride = Threads * N;
+  constexpr float one = large_one;
   const int thread = thread_index() % Threads;
   RowReduction<Threads, RowsPerCta, 1, Exchange::none, 1, true, 2> reduction;
   reduction.begin(params, 0);
@@ -67,18 +108,18 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
     // A row past the last takes part in the reductions with no columns.
     const bool exists = row < params.rows;
     const int columns = exists ? params.columns : 0;
-    const Range range = params.causal != 0 ? range_of<true>(params, row) : range_of<false>(params, row);
     const AnyRow x = any_row(params.x, params.x_dtype,
                              row_offset(params, row, params.x_outer_stride, params.x_inner_stride), columns);
     const AnyRow out = any_row(params.out, params.out_dtype,
                                row_offset(params, row, params.out_outer_stride, params.out_inner_stride), columns);
     const AnyMask mask = any_mask(params, row, columns);
+    const Reading<Threads> reading(any_range(params, row, exists), thread);
 
     const bool excludes = params.mask != nullptr || params.causal != 0;
+    float v[N] = {};
     float most[1] = {minus_infinity()};
-    for (int column = thread * N; column < columns; column += Threads * N) {
-      float v[N];
-      load_scaled(params, v, x, mask, range, column);
+    for (int column = reading.first; column < reading.range.end; column += stride) {
+      load_scaled(params, v, x, mask, reading, column);
 #pragma unroll
       for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], v[i]);
     }
@@ -89,39 +130,43 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
     most[0] = Largest::of(most[0], sink);
     const float about = most[0] == minus_infinity() ? 0.0f : most[0];
     LongSums<2> sums;  // the terms that are 1 apart, as in softmax_forward
-    for (int column = thread * N; column < columns; column += Threads * N) {
-      float v[N];
-      load_scaled(params, v, x, mask, range, column);
+    for (int column = reading.first; column < reading.range.end; column += stride) {
+      if (reading.again) load_scaled(params, v, x, mask, reading, column);
       float of_vec[2] = {0.0f, 0.0f};
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float term = exponential(v[i] - about);
-        of_vec[0] += term == 1.0f ? 0.0f : term;
-        of_vec[1] += term == 1.0f ? 1.0f : 0.0f;
+        const float term = large_exponential(v[i] - about);
+        of_vec[0] += term == one ? 0.0f : term;
+        of_vec[1] += term == one ? one : 0.0f;
       }
       sums.add(of_vec);
     }
     sums.close();
     reduction.template reduce_in_cta<Sum, 1>(sums.all);
-    const float total = (sums.all[0] + sums.all[1]) + exponential(sink - about);
-    const float log_total = total == 0.0f ? 0.0f : logarithm(total);
+    float total = (sums.all[0] + sums.all[1]) + (has_sink ? large_exponential(sink - about) : 0.0f);
+    if (total < 0.5f) total = 0.0f;  // nothing takes part
+    const float log_total = total == 0.0f ? 0.0f : logarithm(total * (1.0f / one));
     if (params.lse != nullptr && thread == 0 && exists) {
       static_cast<float*>(params.lse)[row] = total == 0.0f ? minus_infinity() : about + log_total;
     }
-    for (int column = thread * N; column < columns; column += Threads * N) {
-      float v[N];
-      load_scaled(params, v, x, mask, range, column);
+    const float inverse = approximate_reciprocal(total);
+    const float inverse_rest = fused_multiply_add(-total, inverse, 1.0f) * inverse;
+    for (int column = thread * N; column < columns; column += stride) {
+      const bool meets = reading.meets(column);
+      if (meets && reading.again) load_scaled(params, v, x, mask, reading, column);
+      float y[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         // What is excluded, and -infinity beside it, is zero even in a row of NaN.
-        const bool in = total != 0.0f && !(excludes && v[i] == minus_infinity());
+        const bool in = meets && total != 0.0f && !(excludes && v[i] == minus_infinity());
         if constexpr (Logarithm) {
-          v[i] = in ? (v[i] - about) - log_total : minus_infinity();
+          y[i] = in ? (v[i] - about) - log_total : minus_infinity();
         } else {
-          v[i] = in ? divide(exponential(v[i] - about), total) : 0.0f;
+          const float term = large_exponential(v[i] - about);
+          y[i] = in ? fused_multiply_add(term, inverse, term * inverse_rest) : 0.0f;
         }
       }
-      out.store(v, column);
+      out.store(y, column);
     }
     reduction.next_row();
   }
@@ -129,54 +174,56 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
 
 template <bool Logarithm, int Threads, int RowsPerCta, class Params>
 TRTC_DEVICE void softmax_backward_rows(const Params& params) {
-  constexpr int N = general_vector;
+  constexpr int N = softmax_vector;
+  constexpr int stride = Threads * N;
   const int thread = thread_index() % Threads;
   const float nothing = Logarithm ? minus_infinity() : 0.0f;
   RowReduction<Threads, RowsPerCta, 1, Exchange::none, 1, true, 2> reduction;
   reduction.begin(params, 0);
   for (int64 first_row = cta_index() * RowsPerCta; first_row < params.rows; first_row += ctas_in_grid() * RowsPerCta) {
     const int64 row = first_row + thread_index() / Threads;
-    const int columns = row < params.rows ? params.columns : 0;
-    const Range range = params.causal != 0 ? range_of<true>(params, row) : range_of<false>(params, row);
+    const bool exists = row < params.rows;
+    const int columns = exists ? params.columns : 0;
     const AnyRow y = any_row(params.y, params.y_dtype,
                              row_offset(params, row, params.y_outer_stride, params.y_inner_stride), columns);
     const AnyRow dy = any_row(params.dy, params.dy_dtype,
                               row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride), columns);
     const AnyRow dx = any_row(params.dx, params.dx_dtype,
                               row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride), columns);
+    const Reading<Threads> reading(any_range(params, row, exists), thread);
+    float of_y[N] = {}, of_dy[N] = {};
+    const auto load = [&](int column) {
+      y.load(of_y, column);
+      dy.load(of_dy, column);
+      reading.replace(of_y, column, nothing);
+    };
     LongSums<1> sums;
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      for (int column = thread * N; column < columns; column += Threads * N) {
-        float of_y[N], of_dy[N];
-        y.load(of_y, column);
-        dy.load(of_dy, column);
-        float of_vec[1] = {0.0f};
+    for (int column = reading.first; column < reading.range.end; column += stride) {
+      load(column);
+      float of_vec[1] = {0.0f};
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const bool takes_part = column + i < columns && range.has(column + i) && of_y[i] != nothing;
-          if (pass == 0) {
-            const float term = Logarithm ? of_dy[i] : of_dy[i] * of_y[i];
-            of_vec[0] += takes_part ? term : 0.0f;
-          } else {
-            const float found = Logarithm ? fused_multiply_add(-exponential(of_y[i]), sums.all[0], of_dy[i])
-                                          : of_y[i] * (of_dy[i] - sums.all[0]);
-            of_dy[i] = takes_part ? params.scale * found : 0.0f;
-          }
-        }
-        if (pass == 0) {
-          sums.add(of_vec);
-        } else {
-          dx.store(of_dy, column);
-        }
+      for (int i = 0; i < N; ++i) {
+        const float term = Logarithm ? of_dy[i] : of_dy[i] * of_y[i];
+        of_vec[0] += of_y[i] == nothing ? 0.0f : term;
       }
-      if (pass == 0) {
-        sums.close();
-        reduction.template reduce_in_cta<Sum, 0>(sums.all);
-        if (params.row_sums != nullptr && thread == 0 && row < params.rows) {
-          static_cast<float*>(params.row_sums)[row] = sums.all[0];
-        }
+      sums.add(of_vec);
+    }
+    sums.close();
+    reduction.template reduce_in_cta<Sum, 0>(sums.all);
+    if (params.row_sums != nullptr && thread == 0 && exists) {
+      static_cast<float*>(params.row_sums)[row] = sums.all[0];
+    }
+    for (int column = thread * N; column < columns; column += stride) {
+      const bool meets = reading.meets(column);
+      if (meets && reading.again) load(column);
+      float found[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float gradient = Logarithm ? fused_multiply_add(-exponential(of_y[i]), sums.all[0], of_dy[i])
+                                         : of_y[i] * (of_dy[i] - sums.all[0]);
+        found[i] = meets && of_y[i] != nothing ? params.scale * gradient : 0.0f;
       }
+      dx.store(found, column);
     }
     reduction.next_row();
   }

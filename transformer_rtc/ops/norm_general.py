@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..dispatch import LaunchRule, Request
 from ..spec import Field, KernelSpec, Params
@@ -17,12 +16,14 @@ from .programs import (
     HEADS,
     MINIMAL,
     GeneralKernel,
+    GeneralShape,
     dtypes,
     general_program,
     literal,
     of_arrays,
     pointers,
     row_fields,
+    shape_of,
 )
 
 __all__ = ["GeneralSpec", "launches", "params_of", "program"]
@@ -30,35 +31,17 @@ __all__ = ["GeneralSpec", "launches", "params_of", "program"]
 _SOURCE = "norm_general.cu"
 
 
-class _Shape(NamedTuple):
-    """How a kernel divides rows.
-
-    Attributes
-    ----------
-    name : str
-        Of the shape, in the kernel's symbol.
-    columns : int or None
-        The most of a row, if there are longer shapes.
-    threads, rows : int
-        Threads of a row, and rows of a CTA.
-    """
-
-    name: str
-    columns: int | None
-    threads: int
-    rows: int
-
-
 # H200, of a copy: forward, 128 columns of bfloat16 by 8 threads 0.51, by a warp 0.22; 1024 by a warp 0.58, by 8 threads
 # 0.50; 4096 by 256 threads 0.45, by 512 0.32. Few long rows, as the backward of more than 262144 columns has them, keep
 # more threads busy: 65 of 340584, 0.06, by 256 0.03.
 _SHAPES = {
-    "forward": (_Shape("short", 256, 8, 32), _Shape("narrow", 1024, 32, 8), _Shape("wide", None, 256, 1)),
-    "backward": (_Shape("narrow", 1024, 32, 8), _Shape("wide", None, 512, 1)),
+    "forward": (
+        GeneralShape("short", 256, 8, 32),
+        GeneralShape("narrow", 1024, 32, 8),
+        GeneralShape("wide", None, 256, 1),
+    ),
+    "backward": (GeneralShape("narrow", 1024, 32, 8), GeneralShape("wide", None, 512, 1)),
 }
-# Of a multiprocessor, so that none waits for one row alone (LayerNorm, bfloat16, 4096, by 512: 0.20 of a copy, and 0.13
-# with as many registers as the compiler takes).
-_THREADS = 1024
 # Rows that a backward CTA takes together. Where there are few of long ones, down to two, whose partial sums take no
 # more memory than the rows in float32 would: 65 rows have 33 CTAs then, instead of 9.
 _BATCH = 8
@@ -97,13 +80,13 @@ def _kernels() -> dict[str, GeneralKernel]:
         centred = literal(norm == "layer_norm")
         for shape in _SHAPES["forward"]:
             template = f"norm_forward_rows<{centred}, {shape.threads}, {shape.rows}>"
-            found[f"{norm}_forward_{shape.name}"] = GeneralKernel(_FORWARD, _bounds(shape), template)
+            found[f"{norm}_forward_{shape.name}"] = GeneralKernel(_FORWARD, shape.bounds, template)
         for shape in _SHAPES["backward"]:
             for heads in (False, True):
                 batches = f"{_least_batch(shape, heads)}, {_BATCH}, {literal(heads)}"
                 template = f"norm_backward_rows<{centred}, {shape.threads}, {shape.rows}, {batches}>"
                 found[f"{norm}_backward_{shape.name}{_of_heads(heads)}"] = GeneralKernel(
-                    _BACKWARD, _bounds(shape), template
+                    _BACKWARD, shape.bounds, template
                 )
     for heads, per_group in ((False, 1), (True, _BATCH)):
         found[f"norm_backward_finish{_of_heads(heads)}"] = GeneralKernel(
@@ -112,12 +95,7 @@ def _kernels() -> dict[str, GeneralKernel]:
     return found
 
 
-def _bounds(shape: _Shape) -> str:
-    threads = shape.threads * shape.rows
-    return f"{threads}, {_THREADS // threads}"
-
-
-def _least_batch(shape: _Shape, heads: bool) -> int:
+def _least_batch(shape: GeneralShape, heads: bool) -> int:
     return _LEAST_BATCH if shape.rows == 1 and not heads else _BATCH
 
 
@@ -142,7 +120,7 @@ def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the kernels of a call, and how they are launched."""
     backward = "backward" in request.operator
     shapes = _SHAPES["backward" if backward else "forward"]
-    shape = next(shape for shape in shapes if shape.columns is None or request.columns <= shape.columns)
+    shape = shape_of(request.columns, shapes)
     threads = shape.threads * shape.rows
     if not backward:
         return ((f"{norm}_forward_{shape.name}", LaunchRule(threads, shape.rows, persistent=request.margin)),)

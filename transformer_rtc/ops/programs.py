@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,6 +15,7 @@ __all__ = [
     "MINIMAL",
     "WORKSPACE",
     "GeneralKernel",
+    "GeneralShape",
     "RowDivision",
     "dtypes",
     "entry",
@@ -25,6 +26,7 @@ __all__ = [
     "pointers",
     "present",
     "row_fields",
+    "shape_of",
     "traits",
 ]
 
@@ -195,6 +197,41 @@ class GeneralKernel(NamedTuple):
     params: Params
     bounds: int | str
     template: str
+
+
+# Threads of a multiprocessor that there are registers for, so that none waits for one row alone (H200, LayerNorm of
+# 4096 columns of bfloat16 by 512 threads: 0.20 of a copy, and 0.13 with as many registers as the compiler takes).
+_GENERAL_THREADS = 1024
+
+
+class GeneralShape(NamedTuple):
+    """How a general kernel divides rows.
+
+    Attributes
+    ----------
+    name : str
+        Of the shape, in the kernel's symbol.
+    columns : int or None
+        The most of a row, if there are longer shapes.
+    threads, rows : int
+        Threads of a row, and rows of a CTA.
+    """
+
+    name: str
+    columns: int | None
+    threads: int
+    rows: int
+
+    @property
+    def bounds(self) -> str:
+        """The launch bounds of its kernels."""
+        threads = self.threads * self.rows
+        return f"{threads}, {_GENERAL_THREADS // threads}"
+
+
+def shape_of(columns: int, shapes: Iterable[GeneralShape]) -> GeneralShape:
+    """Return the first of these shapes, which are in order of their lengths, that takes rows of so many columns."""
+    return next(shape for shape in shapes if shape.columns is None or columns <= shape.columns)
 
 
 def general_program(source: str, kernels: Mapping[str, GeneralKernel]) -> str:

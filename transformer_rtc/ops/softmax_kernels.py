@@ -15,6 +15,7 @@ from .programs import (
     MINIMAL,
     WORKSPACE,
     GeneralKernel,
+    GeneralShape,
     RowDivision,
     dtypes,
     entry,
@@ -25,6 +26,7 @@ from .programs import (
     pointers,
     present,
     row_fields,
+    shape_of,
     traits,
 )
 
@@ -616,10 +618,7 @@ class MaskGradientSpec(KernelSpec):
 
 # ---- The general kernels ---------------------------------------------------------------------------------------------
 
-# Rows of at most this many columns are held by a warp.
-_NARROW = 1024
-# Threads of a row, and rows of a CTA.
-_SHAPES = {"narrow": (32, 8), "wide": (512, 1)}
+_SHAPES = (GeneralShape("short", 256, 8, 32), GeneralShape("narrow", 1024, 32, 8), GeneralShape("wide", None, 256, 1))
 _IS_CAUSAL = Field("causal", "int32", "causal")
 _FORWARD = Params(
     (
@@ -659,11 +658,11 @@ _MASK_GRADIENT = Params(
 
 def _kernels() -> dict[str, GeneralKernel]:
     found = {}
-    for shape, (threads, rows) in _SHAPES.items():
+    for shape in _SHAPES:
         for name, logarithm in (("softmax", False), ("log_softmax", True)):
             for direction, params in (("forward", _FORWARD), ("backward", _BACKWARD)):
-                template = f"softmax_{direction}_rows<{literal(logarithm)}, {threads}, {rows}>"
-                found[f"{name}_{direction}_{shape}"] = GeneralKernel(params, threads * rows, template)
+                template = f"softmax_{direction}_rows<{literal(logarithm)}, {shape.threads}, {shape.rows}>"
+                found[f"{name}_{direction}_{shape.name}"] = GeneralKernel(params, shape.bounds, template)
     for name, logarithm in (("softmax", False), ("log_softmax", True)):
         template = f"softmax_backward_any_mask_gradient<{literal(logarithm)}>"
         found[f"{name}_backward_mask_gradient"] = GeneralKernel(_MASK_GRADIENT, _MASK_GRADIENT_RULE.threads, template)
@@ -688,15 +687,14 @@ def general_params(symbol: str, arrays: Sequence[str]) -> Params:
 
 def general_launches(request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the general kernels of a call, and how they are launched."""
-    shape = "narrow" if request.columns <= _NARROW else "wide"
-    threads, rows = _SHAPES[shape]
+    shape = shape_of(request.columns, _SHAPES)
     name = request.operator.removesuffix("_backward")
     direction = "backward" if request.operator.endswith("_backward") else "forward"
-    first = f"{name}_{direction}_{shape}"
+    first = f"{name}_{direction}_{shape.name}"
     followed = []
     if request.dtypes.get("dsink"):
         followed.append(("softmax_backward_sink_gradient", _SINK_GRADIENT_RULE))
     if request.dtypes.get("dmask"):
         followed.append((f"{name}_backward_mask_gradient", _MASK_GRADIENT_RULE))
-    rule = LaunchRule(threads * rows, rows, row_bytes=_ROW_BYTES if followed else 0)
+    rule = LaunchRule(shape.threads * shape.rows, shape.rows, row_bytes=_ROW_BYTES if followed else 0)
     return (first, rule), *followed
