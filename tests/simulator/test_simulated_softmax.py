@@ -422,6 +422,19 @@ def test_causal_modes(queries, keys, window, static, rng):
             hold(x, dy, BFLOAT16, 1.5, within, causal=causal, window=window)
 
 
+# All that takes part is behind the first turn of a row's threads: in one, in two, and in the first Vec of the third.
+@pytest.mark.parametrize("keys, window", [(4000, 1000), (4500, 2100), (4099, 2)])
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
+def test_a_window_far_behind_the_first_columns_in_the_general_kernels(keys, window, dtype, rng):
+    x, dy = (expected.drawn(rng, (2, 3, keys), dtype) for _ in range(2))
+    mask = rng.random((3, keys)) < 0.4
+    within = expected.taking_part(x.shape, mask, causal="aligned", window=window)
+    x[~within] = np.nan
+    dy[~within] = np.nan
+    with using(simulated(static=True)):
+        hold(x, dy, dtype, -0.7, within, mask=mask, causal="aligned", window=window)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_mask_and_a_causal_mode_however_a_row_is_held(name, held, rng):
     config = CONFIGS[name]
