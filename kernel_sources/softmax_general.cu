@@ -68,9 +68,10 @@ struct Reading {
 };
 
 // v of the columns from `column` on: -infinity where there is none or it does not take part.
-template <class Params, class Reading, int N>
-TRTC_DEVICE void load_scaled(const Params& params, float (&v)[N], const AnyRow& x, const AnyMask& mask,
-                             const Reading& reading, int column) {
+template <int Threads, class Params>
+TRTC_DEVICE void load_scaled(const Params& params, float (&v)[softmax_vector], const AnyRow& x, const AnyMask& mask,
+                             const Reading<Threads>& reading, int column) {
+  constexpr int N = softmax_vector;
   x.load(v, column);
   reading.replace(v, column, minus_infinity());
   if (mask.bytes != nullptr) {

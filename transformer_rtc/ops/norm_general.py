@@ -15,6 +15,7 @@ from .programs import (
     GEOMETRY,
     HEADS,
     MINIMAL,
+    ROW_SHAPES,
     GeneralKernel,
     GeneralShape,
     dtypes,
@@ -31,15 +32,10 @@ __all__ = ["GeneralSpec", "launches", "params_of", "program"]
 _SOURCE = "norm_general.cu"
 
 
-# H200, of a copy: forward, 128 columns of bfloat16 by 8 threads 0.51, by a warp 0.22; 1024 by a warp 0.58, by 8 threads
-# 0.50; 4096 by 256 threads 0.45, by 512 0.32. Few long rows, as the backward of more than 262144 columns has them, keep
-# more threads busy: 65 of 340584, 0.06, by 256 0.03.
+# Few long rows, as the backward of more than 262144 columns has them, keep more threads busy: H200, 65 of 340584, 0.06
+# of a copy, by 256 0.03.
 _SHAPES = {
-    "forward": (
-        GeneralShape("short", 256, 8, 32),
-        GeneralShape("narrow", 1024, 32, 8),
-        GeneralShape("wide", None, 256, 1),
-    ),
+    "forward": ROW_SHAPES,
     "backward": (GeneralShape("narrow", 1024, 32, 8), GeneralShape("wide", None, 512, 1)),
 }
 # Rows that a backward CTA takes together. Where there are few of long ones, down to two, whose partial sums take no

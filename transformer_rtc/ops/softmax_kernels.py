@@ -13,9 +13,9 @@ from ..spec import BOOL, DeviceLimits, DType, Field, KernelSpec, Params
 from .programs import (
     GEOMETRY,
     MINIMAL,
+    ROW_SHAPES,
     WORKSPACE,
     GeneralKernel,
-    GeneralShape,
     RowDivision,
     dtypes,
     entry,
@@ -618,7 +618,6 @@ class MaskGradientSpec(KernelSpec):
 
 # ---- The general kernels ---------------------------------------------------------------------------------------------
 
-_SHAPES = (GeneralShape("short", 256, 8, 32), GeneralShape("narrow", 1024, 32, 8), GeneralShape("wide", None, 256, 1))
 _IS_CAUSAL = Field("causal", "int32", "causal")
 _FORWARD = Params(
     (
@@ -658,7 +657,7 @@ _MASK_GRADIENT = Params(
 
 def _kernels() -> dict[str, GeneralKernel]:
     found = {}
-    for shape in _SHAPES:
+    for shape in ROW_SHAPES:
         for name, logarithm in (("softmax", False), ("log_softmax", True)):
             for direction, params in (("forward", _FORWARD), ("backward", _BACKWARD)):
                 template = f"softmax_{direction}_rows<{literal(logarithm)}, {shape.threads}, {shape.rows}>"
@@ -687,7 +686,7 @@ def general_params(symbol: str, arrays: Sequence[str]) -> Params:
 
 def general_launches(request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the general kernels of a call, and how they are launched."""
-    shape = shape_of(request.columns, _SHAPES)
+    shape = shape_of(request.columns, ROW_SHAPES)
     name = request.operator.removesuffix("_backward")
     direction = "backward" if request.operator.endswith("_backward") else "forward"
     first = f"{name}_{direction}_{shape.name}"
