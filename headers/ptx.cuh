@@ -360,20 +360,16 @@ TRTC_DEVICE void store_relaxed_global(float* address, float value) {
   TRTC_PORTABLE(trtc_simulator::store(address, value);)
 }
 
-// ---- Between launches (sm_90 and newer) ----------------------------------------------------------------------------
-// Programmatic dependent launch: a launch that is allowed to may begin once every CTA of the one before it has come to
-// allow_next_launch(), or left; what that wrote is there after wait_for_last_launch().
-#if TRTC_ARCHITECTURE >= 90
-
-TRTC_DEVICE void allow_next_launch() {
-  TRTC_PTX(asm volatile("griddepcontrol.launch_dependents;" ::: "memory");)
-}
-
+// ---- Between launches ------------------------------------------------------------------------------------------------
+// Programmatic dependent launch (sm_90 and newer): a launch may begin when the CTAs of the one before it on the stream
+// are leaving. Here it waits until that has ended and what it wrote is there: every kernel's first statement, before any
+// access to global memory. None lets the next one begin before it leaves: where that has many CTAs, they take places and
+// bandwidth from CTAs that work (backward and its second launch, 4096 x 4096: 32.1 us in a graph, and 30.2).
 TRTC_DEVICE void wait_for_last_launch() {
+#if TRTC_ARCHITECTURE >= 90
   TRTC_PTX(asm volatile("griddepcontrol.wait;" ::: "memory");)
-}
-
 #endif
+}
 
 // ---- Between the CTAs of a cluster (sm_90 and newer) -------------------------------------------------------------
 #if TRTC_ARCHITECTURE >= 90

@@ -255,9 +255,6 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   GivenStatistics<Config, Config::statistics_ahead> statistics;
   if constexpr (given) statistics.begin(params, place, first_row + place.row_in_cta);
 
-#if TRTC_ARCHITECTURE >= 90
-  allow_next_launch();
-#endif
   // The row whose sums are taken is `lag` rows before the one whose gradients are.
   float mean = 0.0f, rstd = 0.0f, last_mean = 0.0f, last_rstd = 0.0f;
   float sums[values] = {};
@@ -479,13 +476,9 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   }
 }
 
-template <class Dweight, class Dbias, bool HasDweight, bool HasDbias, int RowsPerGroup, int Columns, bool Early,
-          class Params>
+template <class Dweight, class Dbias, bool HasDweight, bool HasDbias, int RowsPerGroup, int Columns, class Params>
 TRTC_DEVICE void norm_backward_finish(const Params& params) {
-#if TRTC_ARCHITECTURE >= 90
-  if constexpr (Early) wait_for_last_launch();
-#endif
-  const FinishedColumn<Columns> here;
+  const FinishedColumns<Columns> here;
   const int64 to = cta_index_y() * params.hidden + here.column();
   const bool stores = here.stores(params.hidden);
   float sum[HasDweight + HasDbias];

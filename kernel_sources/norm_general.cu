@@ -316,7 +316,7 @@ TRTC_DEVICE void norm_backward_rows(const Params& params) {
 template <int RowsPerGroup, class Params>
 TRTC_DEVICE void norm_backward_finish_rows(const Params& params) {
   const int gradients = (params.dweight_dtype != 0) + (params.dbias_dtype != 0);
-  const FinishedColumn<32> here;
+  const FinishedColumns<32> here;
   const int64 offset = cta_index_y() * params.hidden + here.column();
   const int columns = here.stores(params.hidden) ? 1 : 0;
   float sum[2];

@@ -407,60 +407,89 @@ TRTC_DEVICE int partial_rows(int rows, uint32 heads) {
   return rows % static_cast<int>(heads) == 0 ? static_cast<int>(heads) : rows;
 }
 
-// A second launch adds up the rows of partial sums, those of each head. A CTA of 32 warps has `Columns` columns; each
-// of its warps reads `32 / Columns` rows at a time. The sums of column i are warp i's.
+// A second launch adds up the rows of partial sums, those of each head. A CTA of 8 warps has `Columns` columns; a
+// thread reads 4 of them at once. Few threads, each with much on its way: CTAs of 32 warps, a column a lane, are most
+// of them idle where rows are few, and those of long rows come in many waves.
 template <int Columns>
-struct FinishedColumn {
-  enum : int { rows_at_once = 32 / Columns };
-  int lane = thread_index() % 32;
-  int warp = thread_index() / 32;
+struct FinishedColumns {
+  enum : int {
+    N = 4,
+    warps = 8,
+    lanes = Columns / N,        // of a row of partial sums
+    rows_at_once = 32 / lanes,  // of a warp
+  };
+  static_assert(lanes * N == Columns && rows_at_once * lanes == 32 && Columns <= 32 * warps, "lanes and threads tile");
 
-  TRTC_DEVICE int64 column() const { return cta_index() * Columns + warp; }
-  TRTC_DEVICE bool stores(int64 hidden) const { return lane == 0 && warp < Columns && column() < hidden; }
+  // Thread i has that of column i in the end, where it stores any.
+  TRTC_DEVICE int64 column() const { return cta_index() * Columns + thread_index(); }
+  TRTC_DEVICE bool stores(int64 hidden) const { return thread_index() < Columns && column() < hidden; }
 
   // Of all gradients: one after the other, they would wait for memory twice.
   template <int Most, class Params>
   TRTC_DEVICE void sums(const Params& params, int rows_per_group, int gradients, float (&all)[Most]) const {
-    const int64 own = cta_index() * Columns + lane % Columns;
+    const int lane = thread_index() % 32, warp = thread_index() / 32;
+    const int own = static_cast<int>(cta_index()) * Columns + lane % lanes * N;
+    const int columns = min(params.hidden - own, static_cast<int>(N));
     const int64 rows = static_cast<int64>(params.groups) * rows_per_group;
-    const int64 step = 32 * rows_at_once * static_cast<int64>(params.heads);
-    const int64 first = cta_index_y() + (warp * rows_at_once + lane / Columns) * static_cast<int64>(params.heads);
-    const float* partials = static_cast<const float*>(params.partials) + own;
-    TRTC_SHARED(float, of_warps, Most * Columns * 33);
-    float sum[Most] = {};
-    if (own < params.hidden) {
-      // Batches without a rest: what is behind the last row is not read.
-      constexpr int batch = 8;
+    const int64 step = warps * rows_at_once * static_cast<int64>(params.heads);
+    const int64 first = cta_index_y() + (warp * rows_at_once + lane / lanes) * static_cast<int64>(params.heads);
+    const float* of_row = static_cast<const float*>(params.partials) + own;
+    const float* const last = of_row + partial_offset(rows - 1, 0, gradients, params.hidden);
+    of_row += partial_offset(first, 0, gradients, params.hidden);
+    const int64 to_next = partial_offset(step, 0, gradients, params.hidden);
+    const int64 pitch = partial_offset(0, 1, gradients, params.hidden);
+    TRTC_SHARED(float, of_warps, Most * warps * Columns);
+    float sum[Most][N] = {};
+    // Batches without a rest: behind the last row it is read again, and not added. (Loads that have a condition each
+    // are waited for one by one.)
+    constexpr int batch = 8;
+    int64 row = first;
 #pragma unroll 1
-      for (int64 row = first; row < rows; row += batch * step) {
-        float of_row[batch][Most] = {};
+    for (; columns >= N && row < rows; row += batch * step, of_row += batch * to_next) {
+      Vec<float, N> value[batch][Most];
 #pragma unroll
-        for (int k = 0; k < batch; ++k) {
-          const int64 here = row + k * step;
+      for (int k = 0; k < batch; ++k) {
+        const float* from = row + k * step < rows ? of_row + k * to_next : last;
 #pragma unroll
-          for (int i = 0; i < Most; ++i) {
-            if (here < rows && i < gradients) {
-              of_row[k][i] = partials[partial_offset(here, i, gradients, params.hidden)];
-            }
-          }
+        for (int i = 0; i < Most; ++i) value[k][i].load_aligned(from + (i < gradients ? i * pitch : 0));
+      }
+#pragma unroll
+      for (int k = 0; k < batch; ++k) {
+        const bool valid = row + k * step < rows;
+#pragma unroll
+        for (int i = 0; i < Most; ++i) {
+#pragma unroll
+          for (int j = 0; j < N; ++j) sum[i][j] += valid ? value[k][i].get(j) : 0.0f;
         }
+      }
+    }
+    // What no Vec fits: the last columns of rows of another size.
+#pragma unroll 1
+    for (; row < rows; row += step, of_row += to_next) {
 #pragma unroll
-        for (int k = 0; k < batch; ++k) {
+      for (int i = 0; i < Most; ++i) {
 #pragma unroll
-          for (int i = 0; i < Most; ++i) sum[i] += of_row[k][i];
+        for (int j = 0; j + 1 < N; ++j) {
+          const float* from = of_row + i * pitch + j;
+          sum[i][j] += float_from_bits(load_element(from, i < gradients && j < columns));
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < Most; ++i) {
 #pragma unroll
-      for (int distance = 16; distance >= Columns; distance /= 2) sum[i] += shuffle_xor(sum[i], distance);
-      if (lane < Columns) of_warps[(i * Columns + lane) * 33 + warp] = sum[i];
+      for (int j = 0; j < N; ++j) {
+#pragma unroll
+        for (int distance = 16; distance >= lanes; distance /= 2) sum[i][j] += shuffle_xor(sum[i][j], distance);
+        if (lane < lanes) of_warps[(i * warps + warp) * Columns + lane * N + j] = sum[i][j];
+      }
     }
     cta_barrier();
 #pragma unroll
     for (int i = 0; i < Most; ++i) {
-      all[i] = reduce_lanes<Sum, 32>(of_warps[(i * Columns + warp % Columns) * 33 + lane]);
+      all[i] = 0.0f;
+#pragma unroll
+      for (int w = 0; w < warps; ++w) all[i] += of_warps[(i * warps + w) * Columns + thread_index() % Columns];
     }
   }
 };

@@ -28,7 +28,8 @@ by 2 u where mean and rstd are given: what is given is exact. A mean over the ro
 do, of the mean of magnitudes. The three terms cancel: each subtraction errs by u of their magnitudes.
 
 dweight, dbias. A chain of additions errs by u for each addition, of the sum of magnitudes: a thread's rows in turn, the
-rows that a CTA holds together, and in the second launch the groups that a warp has in turn and the 32 warps.
+rows that a CTA holds together, and in the second launch the groups that a thread of one of 8 warps has in turn, what
+other lanes have, in 4 steps at most, and the 8 warps; or as many as there are groups: adding 0 does not err.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def largest_magnitude(y: Expected, before: float = 0.0) -> Expected:
 
 def additions(rows: int, groups: int = 1) -> int:
     """Return the longest chain of additions in a sum over rows that are shared out over groups of CTAs."""
-    return math.ceil(rows / groups) + 8 + math.ceil(groups / 4) + 5
+    return math.ceil(rows / groups) + 8 + min(groups, math.ceil(groups / 8) + 4 + 8)
 
 
 def backward(

@@ -262,6 +262,35 @@ def test_every_kernel_of_softmax_compiles_within_the_limits(architecture):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("architecture", (80, 90, 100))
+def test_a_kernel_waits_for_the_launch_before_it_before_any_access(architecture):
+    # Its launch may begin early, but for architectures whose text does not wait.
+    limits = ARCHITECTURES[architecture]
+    norms = [case.request for case in CASES if case.hidden in (128, 4096, 16411, 65536)]
+    specs = {
+        spec.symbol: spec
+        for request in (*norms, *softmax_requests()[:: len(BUCKETS)])
+        for spec, rule in operators()[request.operator].family.specialise(request, limits)
+        if rule.early
+    }
+    assert len(specs) > 40
+    access = re.compile(r"\b(ld|st|red|atom|cp)\.[\w.:]*global")
+
+    def complaint(spec) -> str:
+        headers = sources.included(spec.program)
+        text = compiler.compile_program(
+            spec.symbol, spec.program, headers, spec.options, architecture, ptx=True
+        ).image.decode()
+        wait = text.find("griddepcontrol.wait;")
+        if architecture < 90:
+            return spec.symbol if wait != -1 else ""
+        return "" if 0 < wait < access.search(text).start() else spec.symbol
+
+    with ThreadPoolExecutor() as pool:
+        wrong = list(filter(None, pool.map(complaint, specs.values())))
+    assert not wrong, "\n".join(wrong)
+
+
 def shared_by(ctas: int, limits) -> list[Case]:
     """Return a case of each division of a row among so many CTAs."""
     found = {}

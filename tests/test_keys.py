@@ -43,7 +43,7 @@ BACK = BackwardSpec(
     dweight=True, dbias=True, statistics=True, per_head=False, hidden=4096,
     config=dataclasses.replace(CONFIG, in_shared=True, stages=3),
 )  # fmt: skip
-FINISH = FinishSpec(BFLOAT16, BFLOAT16, 1, 32, early=False)
+FINISH = FinishSpec(BFLOAT16, BFLOAT16, 1, 32)
 BASES = {"forward": BASE, "backward": BACK, "finish": FINISH}
 TEXT = TextSpec('#include "platform.cuh"\nextern "C" __global__ void kernel() {}', "kernel")
 INTEGERS = [field.name for field in dataclasses.fields(NormConfig) if field.type == "int"]
@@ -75,11 +75,11 @@ VALUES_OF = {
     "stores": tuple(itertools.chain.from_iterable(itertools.combinations(STORES, count) for count in range(6))),
     "hidden": (1, 11, 111, 4096),
     "rows_per_group": (1, 8, 11),
-    "columns": (8, 32),
+    "columns": (8, 32, 128),
     **dict.fromkeys(("input", "gradient"), _TYPES),
     **dict.fromkeys(("weight", "bias", "residual", "dweight", "dbias"), (*_TYPES, None)),
     "output": (*_TYPES, FLOAT8_E4M3, FLOAT8_E5M2, INT8),
-    **dict.fromkeys(("scale", "per_head", "repeats", "statistics", "early"), (False, True)),
+    **dict.fromkeys(("scale", "per_head", "repeats", "statistics"), (False, True)),
 }
 
 
@@ -295,7 +295,7 @@ def _specs():
                 yield canonical(dataclasses.replace(spec, **{name: drawn.choice(values_of(base, name))}))
             yield canonical(dataclasses.replace(spec, config=config()))
     types = (*_TYPES, None)
-    for arguments in itertools.product(types, types, (1, 8, 11), (8, 32), (False, True)):
+    for arguments in itertools.product(types, types, (1, 8, 11), (8, 32, 128)):
         yield FinishSpec(*arguments)
 
 

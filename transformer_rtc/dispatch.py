@@ -192,8 +192,8 @@ class LaunchRule(NamedTuple):
         Groups that take rows in turn are a multiple of it, if there are more: then all rows of a group lie alike, as
         far as their alignment goes.
     early : bool
-        Of a launch that follows the first: whether it may begin before the one before it has ended, for which its
-        kernel waits (programmatic dependent launch).
+        Whether it may begin before the launch before it on its stream, whatever that is, has ended: its kernel waits
+        for that by itself, where it is compiled for an architecture that can (programmatic dependent launch).
     columns_per_cta : int
         Of a launch that follows the first, whose grid has enough CTAs for the columns in x, and the heads in y where
         there are arrays of each head; 0 for the first. `OF_HEADS`: a CTA for each head of rows [..., heads, queries,

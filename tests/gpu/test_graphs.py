@@ -69,7 +69,8 @@ class Graph:
     def __exit__(self, kind, *_):
         ended = self.cuda.cuStreamEndCapture(self.stream)
         if kind is None:
-            self.executable = done(self.cuda.cuGraphInstantiate(done(ended), 0))
+            self.graph = done(ended)
+            self.executable = done(self.cuda.cuGraphInstantiate(self.graph, 0))
 
     def replay(self, stream: int | None = None) -> None:
         done(self.cuda.cuGraphLaunch(self.executable, self.stream if stream is None else self.cuda.CUstream(stream)))
@@ -183,6 +184,26 @@ def test_cold_kernels_of_ones_own_in_a_graph_of_the_driver(manager):
     np.testing.assert_array_equal(met.read(), [ctas, ctas])
     if device_limits(0).max_cluster_size >= 4:
         np.testing.assert_array_equal(ranked.read(), [400, 401, 402, 403] * 2)
+
+
+def test_a_captured_launch_may_begin_before_the_one_before_it_has_ended(gpu, rng, implementation):
+    torch = gpu.module
+    cuda, side = driver(), torch.cuda.Stream()
+    x, weight, _ = data(gpu, rng)
+    y, z = torch.empty_like(x), torch.empty_like(x)
+    rms_norm(x, weight, out=y)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side), Graph(side.cuda_stream) as graph:
+        rms_norm(x, weight, out=y)
+        rms_norm(y, weight, out=z)
+    edges = getattr(cuda, "cuGraphGetEdges_v2", None) or cuda.cuGraphGetEdges
+    status, _, _, kinds, count = edges(graph.graph, 8)
+    assert int(status) == 0 and count == 1
+    programmatic = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+    assert kinds[0].type == (programmatic if device_limits(0).architecture >= 90 else 0)
+    graph.replay()
+    side.synchronize()
+    assert_same(gpu, (z,), (rms_norm(rms_norm(x, weight), weight),))
 
 
 def test_a_failure_in_a_capture_leaves_it_whole(cold, gpu):

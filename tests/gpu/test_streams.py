@@ -9,7 +9,17 @@ import reference
 from cases import Case
 from frameworks import FRAMEWORKS, bits, capture, inputs
 
-from transformer_rtc import _native, arrays, rms_norm
+from transformer_rtc import (
+    _native,
+    add_rms_norm,
+    arrays,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+    softmax,
+    softmax_backward,
+)
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import BFLOAT16, FLOAT32, Field
 
@@ -263,3 +273,58 @@ def test_events_and_own_streams_are_the_devices():
     event = _native.Event(0, stream)
     _native.synchronize_stream(0, stream)
     assert event.done()
+
+
+# ---- Launches that may begin before the one before them has ended ---------------------------------------------------
+
+
+def chain(torch, x, weight, settle):
+    """Return what calls give each of which reads, or writes over, what the last one wrote or read."""
+    found = []
+    for _ in range(12):
+        rms_norm(x, weight, out=x)
+        settle()
+        y = layer_norm(x, weight, weight)
+        settle()
+        dx, dweight, dbias = layer_norm_backward(x, y, weight)
+        settle()
+        torch.add(y, dx, out=x)  # another's kernel behind ours, and before ours
+        settle()
+        add_rms_norm(x, y, weight, out=y, residual_out=x)
+        settle()
+        y = softmax(x, out=y)
+        settle()
+        softmax_backward(x, y, out=x)
+        settle()
+        dx, dweight_too = rms_norm_backward(x, y, weight, out=y)
+        settle()
+        x.copy_(dx)
+        settle()
+        found += [dweight, dbias, dweight_too]
+    return [x, *found]
+
+
+# One CTA; a few; several waves of them; rows in turn; clusters; rows that no vector fits.
+@pytest.mark.parametrize(
+    ("rows", "hidden"), [(1, 4096), (16, 4096), (9000, 1024), (3000, 16384), (40, 131072), (700, 1001)]
+)
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_launch_waits_for_the_one_before_it_however_early_it_begins(rows, hidden, captured, implementation, gpu, rng):
+    torch = gpu.module
+    case = CASE._replace(rows=rows, hidden=hidden)
+    first, weight = (gpu.array(host) for host in inputs(rng, case))
+    expected = chain(torch, first.clone(), weight, torch.cuda.synchronize)
+    x = first.clone()
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with capture(graph):
+            found = chain(torch, x, weight, lambda: None)
+    for _ in range(5):
+        x.copy_(first)
+        if captured:
+            graph.replay()
+        else:
+            found = chain(torch, x, weight, lambda: None)
+        torch.cuda.synchronize()
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(bits(gpu.host(one)), bits(gpu.host(other)))

@@ -230,6 +230,13 @@ int Function::parameter_bytes() const {
   return driver().cuFuncGetParamInfo(function_, 0, &offset, &size) == 0 ? static_cast<int>(size) : 0;
 }
 
+bool Function::may_be_early() const {
+  // Of the text, not of the device: what the driver compiled of PTX for older ones does not wait. Graphs have such
+  // launches from CUDA 12.3 on.
+  constexpr int ptx_version = 5;  // CU_FUNC_ATTRIBUTE_PTX_VERSION
+  return driver().version >= 12030 && attribute(ptx_version) >= 90;
+}
+
 void Function::zero(void* data, size_t bytes, CUstream stream) const {
   CurrentContext current(device_);
   check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(data), 0, bytes, stream), "cuMemsetD8Async");

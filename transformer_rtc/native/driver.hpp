@@ -187,7 +187,7 @@ struct LaunchShape {
   Dim3 grid, block, cluster;  // cluster 1, 1, 1: none
   unsigned dynamic_shared_memory;
   bool cooperative;
-  bool early = false;  // it may begin before the launch before it has ended, and waits for that itself
+  bool early = false;  // it may begin before the launch before it has ended, and waits for that by itself
 };
 
 // Rows of an array that a kernel is given.
@@ -208,6 +208,8 @@ class Launcher {
   virtual void launch(const LaunchShape& shape, void* params, CUstream stream,
                       const std::vector<Memory>& memory) const = 0;
   virtual bool asks_for_memory() const { return false; }
+  // Whether a launch may begin early, if its kernel's text waits for the launch before it.
+  virtual bool may_be_early() const { return false; }
 };
 
 // A kernel loaded on one device; unloaded with its last owner, unless a graph has captured a launch of it.
@@ -229,6 +231,7 @@ class Function : public Launcher {
   // Does not check that a cooperative or cluster grid can be resident: the driver does.
   void launch(const LaunchShape& shape, void* params, CUstream stream,
               const std::vector<Memory>& memory) const override;
+  bool may_be_early() const override;
 
   const Device& device() const { return device_; }
 

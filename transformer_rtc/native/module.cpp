@@ -375,7 +375,8 @@ PYBIND11_MODULE(_native, module) {
                     {},
                     columns_per_cta,
                     row_groups};
-        stage.shape.early = early;
+        // All CTAs of a cooperative grid must be resident: no part of another launch may be in their places.
+        stage.shape.early = early && !cooperative && stage.launcher->may_be_early();
         for (const auto& [source, index, offset] : fields) {
           if (offset < 0 || offset + 8 > kMaxParameterBytes) throw std::invalid_argument("too many parameters");
           stage.fields.push_back({source, index, offset});

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..dispatch import LaunchRule, Request
 from ..spec import Field, KernelSpec, Params
-from .norm_kernels import FINISH_FIELDS, FINISH_THREADS, REALS, partial_bytes
+from .norm_kernels import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, REALS, partial_bytes
 from .programs import (
     GEOMETRY,
     HEADS,
@@ -19,6 +19,7 @@ from .programs import (
     GeneralKernel,
     GeneralShape,
     dtypes,
+    entry_rule,
     general_program,
     literal,
     of_arrays,
@@ -66,7 +67,7 @@ _BACKWARD = Params(
         *dtypes("weight", "dweight", "dbias"),
     )
 )
-_FINISH_RULE = LaunchRule(threads=FINISH_THREADS, columns_per_cta=32)
+_FINISH_RULE = entry_rule(threads=FINISH_THREADS, columns_per_cta=32)
 _FINISH = Params((*pointers("dweight", "dbias"), *FINISH_FIELDS, *dtypes("dweight", "dbias")))
 
 
@@ -86,7 +87,7 @@ def _kernels() -> dict[str, GeneralKernel]:
                 )
     for heads, per_group in ((False, 1), (True, _BATCH)):
         found[f"norm_backward_finish{_of_heads(heads)}"] = GeneralKernel(
-            _FINISH, FINISH_THREADS, f"norm_backward_finish_rows<{per_group}>"
+            _FINISH, FINISH_BOUNDS, f"norm_backward_finish_rows<{per_group}>"
         )
     return found
 
@@ -119,12 +120,12 @@ def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     shape = shape_of(request.columns, shapes)
     threads = shape.threads * shape.rows
     if not backward:
-        return ((f"{norm}_forward_{shape.name}", LaunchRule(threads, shape.rows, persistent=request.margin)),)
+        return ((f"{norm}_forward_{shape.name}", entry_rule(threads, shape.rows, persistent=request.margin)),)
     heads = _of_heads(request.per_head)
     gradients = sum(request.dtypes[name] is not None for name in ("dweight", "dbias"))
     partials = partial_bytes(request.columns, gradients, _BATCH if request.per_head else 1)
     rows = _least_batch(shape, request.per_head)
-    rule = LaunchRule(threads, rows, partial_bytes=partials, persistent=True, whole_heads=request.per_head)
+    rule = entry_rule(threads, rows, partial_bytes=partials, persistent=True, whole_heads=request.per_head)
     first = (f"{norm}_backward_{shape.name}{heads}", rule)
     return (first, (f"norm_backward_finish{heads}", _FINISH_RULE)) if gradients else (first,)
 

@@ -14,6 +14,7 @@ from .programs import (
     MINIMAL,
     WORKSPACE,
     entry,
+    entry_rule,
     literal,
     memoised_params,
     pointers,
@@ -23,7 +24,7 @@ from .programs import (
 )
 
 __all__ = [
-    "EARLY_ARCHITECTURE",
+    "FINISH_BOUNDS",
     "FINISH_FIELDS",
     "FINISH_THREADS",
     "REALS",
@@ -107,7 +108,7 @@ class _RowSpec(KernelSpec):
 
     def _rule(self, values: int, dynamic_shared_memory: int, partial_bytes: int, persistent: bool) -> LaunchRule:
         config = self.config
-        return LaunchRule(
+        return entry_rule(
             threads=config.threads,
             rows_per_cta=config.rows_per_cta * config.together,
             ctas_per_row=config.ctas_per_row,
@@ -461,8 +462,11 @@ def partial_bytes(hidden: int, gradients: int, rows_per_group: int) -> int:
 
 
 def finish_columns(hidden: int) -> int:
-    """Return how many columns a CTA of the second launch has: few where else few CTAs would have many rows each."""
-    return 8 if hidden <= 2048 else 32
+    """Return how many columns a CTA of the second launch has.
+
+    Few where else few CTAs would have many rows each; many where rows of partial sums are few and long.
+    """
+    return 8 if hidden <= 2048 else 32 if hidden <= 12288 else 128
 
 
 FINISH_FIELDS = (
@@ -471,10 +475,10 @@ FINISH_FIELDS = (
     Field("groups", "int32", "groups"),
     Field("heads", "uint32", "heads"),
 )
-# The first one whose launches may begin before the one before them has ended.
-EARLY_ARCHITECTURE = 90
-# trtc::FinishedColumn has 32 warps.
-FINISH_THREADS = 1024
+# trtc::FinishedColumns has 8 warps. The compiler is told of 80 registers: left alone it takes 32 or 44, and waits for
+# each load by itself.
+FINISH_THREADS = 256
+FINISH_BOUNDS = f"{FINISH_THREADS}, 3"
 
 
 @dataclass(frozen=True)
@@ -489,15 +493,12 @@ class FinishSpec(KernelSpec):
         The most rows of partial sums that a group of CTAs has left (trtc::partial_rows).
     columns : int
         Of a CTA.
-    early : bool
-        Whether it may begin before the first launch has ended.
     """
 
     dweight: DType | None
     dbias: DType | None
     rows_per_group: int
     columns: int
-    early: bool
 
     @property
     def symbol(self) -> str:
@@ -505,7 +506,7 @@ class FinishSpec(KernelSpec):
         parts += [f"dweight_{self.dweight.symbol}"] if self.dweight else []
         parts += [f"dbias_{self.dbias.symbol}"] if self.dbias else []
         parts.append(f"r{self.rows_per_group}_c{self.columns}")
-        return "_".join((*parts, *present(early=self.early)))
+        return "_".join(parts)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -520,13 +521,13 @@ class FinishSpec(KernelSpec):
         types = [(dtype or FLOAT32).text for dtype in (self.dweight, self.dbias)]
         flags = [literal(dtype is not None) for dtype in (self.dweight, self.dbias)]
         numbers = (str(self.rows_per_group), str(self.columns))
-        arguments = ", ".join((*types, *flags, *numbers, literal(self.early)))
+        arguments = ", ".join((*types, *flags, *numbers))
         return (
             '#include "norm_backward.cu"\n\n'
             f"{self.params.text('Params')}"
-            f"{entry(self.symbol, f'norm_backward_finish<{arguments}>', FINISH_THREADS)}"
+            f"{entry(self.symbol, f'norm_backward_finish<{arguments}>', FINISH_BOUNDS)}"
         )
 
     @property
     def launch_rule(self) -> LaunchRule:
-        return LaunchRule(threads=FINISH_THREADS, columns_per_cta=self.columns, early=self.early)
+        return entry_rule(threads=FINISH_THREADS, columns_per_cta=self.columns)

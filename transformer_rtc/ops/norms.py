@@ -19,7 +19,7 @@ from ..spec import (
 from . import norm_general
 from .norm_configurations import configure, configure_backward
 from .norm_general import GeneralSpec
-from .norm_kernels import EARLY_ARCHITECTURE, BackwardSpec, FinishSpec, ForwardSpec, finish_columns
+from .norm_kernels import BackwardSpec, FinishSpec, ForwardSpec, finish_columns
 
 __all__ = [
     "add_layer_norm",
@@ -110,8 +110,7 @@ class _NormFamily:
         first = (spec, spec.launch_rule)
         if dweight is None and dbias is None:
             return (first,)
-        early = limits.architecture >= EARLY_ARCHITECTURE
-        finish = FinishSpec(dweight, dbias, spec.rows_per_group, finish_columns(request.columns), early)
+        finish = FinishSpec(dweight, dbias, spec.rows_per_group, finish_columns(request.columns))
         return first, (finish, finish.launch_rule)
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:

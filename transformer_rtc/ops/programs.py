@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
+from ..dispatch import LaunchRule
 from ..spec import DType, Field, Params
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "RowDivision",
     "dtypes",
     "entry",
+    "entry_rule",
     "general_program",
     "literal",
     "memoised_params",
@@ -173,10 +175,15 @@ def traits(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: Mappi
     return f"struct Traits {{\n{text}\n}};\n"
 
 
+# How a kernel of entry() is launched: it waits for the launch before it by itself.
+entry_rule = partial(LaunchRule, early=True)
+
+
 def entry(symbol: str, template: str, bounds: object, params: str = "Params") -> str:
-    """Return a kernel that calls a template of the namespace trtc."""
+    """Return a kernel that calls a template of the namespace trtc, once the launch before it has ended."""
     return (
         f"\nTRTC_ENTRY TRTC_LAUNCH_BOUNDS({bounds}) void {symbol}(TRTC_PARAMETER {params} params) {{\n"
+        "  trtc::wait_for_last_launch();\n"
         f"  trtc::{template}(params);\n"
         "}\n"
     )

@@ -19,6 +19,7 @@ from .programs import (
     RowDivision,
     dtypes,
     entry,
+    entry_rule,
     general_program,
     literal,
     memoised_params,
@@ -329,7 +330,7 @@ class _SoftmaxSpec(KernelSpec):
 
     def _rule(self, values: int) -> LaunchRule:
         config = self.config
-        return LaunchRule(
+        return entry_rule(
             threads=config.threads,
             rows_per_cta=config.rows_per_cta,
             ctas_per_row=config.ctas_per_row,
@@ -492,7 +493,7 @@ _SINK_GRADIENT_FIELDS = (
     *pointers("sink", "lse", "dsink"), *_ROW_SUMS, Field("rows", "int64", "rows"), _QUERIES[0], _MATRICES[0],
 )  # fmt: skip
 # trtc::finish_threads.
-_SINK_GRADIENT_RULE = LaunchRule(threads=256, columns_per_cta=OF_HEADS)
+_SINK_GRADIENT_RULE = entry_rule(threads=256, columns_per_cta=OF_HEADS)
 
 
 @dataclass(frozen=True)
@@ -548,7 +549,7 @@ _MASK_GRADIENT_FIELDS = (
     *_MATRICES,
 )
 # trtc::mask_threads, mask_columns and mask_groups.
-_MASK_GRADIENT_RULE = LaunchRule(threads=256, columns_per_cta=32, row_groups=32)
+_MASK_GRADIENT_RULE = entry_rule(threads=256, columns_per_cta=32, row_groups=32)
 
 
 @dataclass(frozen=True)
@@ -695,5 +696,5 @@ def general_launches(request: Request) -> tuple[tuple[str, LaunchRule], ...]:
         followed.append(("softmax_backward_sink_gradient", _SINK_GRADIENT_RULE))
     if request.dtypes.get("dmask"):
         followed.append((f"{name}_backward_mask_gradient", _MASK_GRADIENT_RULE))
-    rule = LaunchRule(shape.threads * shape.rows, shape.rows, row_bytes=_ROW_BYTES if followed else 0)
+    rule = entry_rule(shape.threads * shape.rows, shape.rows, row_bytes=_ROW_BYTES if followed else 0)
     return (first, rule), *followed
