@@ -389,10 +389,10 @@ _BACKWARD = {
         _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.914
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: 0.948
         _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.926
-        _Entry(4096, 2, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.919; not in bulk 0.907
-        _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 65536: 0.916; 0.874
-        _Entry(16384, 8, 1024, 2, 1, True, 3),  # 131072: 0.909
-        _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.838
+        _Entry(4096, 2, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.943
+        _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 65536: 0.946
+        _Entry(16384, 8, 1024, 2, 1, True, 3),  # 131072: 0.940
+        _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.945
     ),
     ("rms_norm", 4): (
         _Entry(64, 1, 32, 2, 8, True, 3),  # 256: 0.788
@@ -404,7 +404,7 @@ _BACKWARD = {
         _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.946
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.934; not in bulk 0.902
         _Entry(16384, 8, 512, 4, 1, True, 3),  # 65536: 0.912
-        _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.866
+        _Entry(32768, 16, 1024, 2, 1, True, 3, bulk=True),  # 131072: 0.951; not in bulk 0.935
         _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.562; 0.498
     ),
     ("layer_norm", 2): (
@@ -419,9 +419,9 @@ _BACKWARD = {
         _Entry(2048, 4, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 16384: 0.930; four slots 0.882
         _Entry(4096, 8, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 32768: 0.915; not ahead 0.902
         _Entry(6144, 8, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 49152: 0.899
-        _Entry(8192, 4, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 65536: 0.889; by a cluster of 8 0.884
-        _Entry(16384, 8, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 131072: 0.882; by one of 16 0.849
-        _Entry(32768, 16, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 262144: 0.814; not ahead 0.727
+        _Entry(8192, 4, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 65536: 0.934; by a cluster of 8 0.926
+        _Entry(16384, 8, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 131072: 0.933; by one of 16 0.891
+        _Entry(32768, 16, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 262144: 0.893; not ahead 0.791
     ),
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 8, True, 3),  # 256: 0.706
@@ -433,22 +433,25 @@ _BACKWARD = {
         _Entry(4096, 8, 128, 4, 1, True, 4, bulk=True),  # 16384: 0.961; 0.924
         _Entry(8192, 16, 128, 4, 1, True, 4, bulk=True),  # 32768: 0.925; 0.916
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.889
-        _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.876
+        _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.960
         _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.555; 0.473
     ),
 }
 _BACKWARD_SIZES = {
     ("rms_norm", 2): (
+        _Entry(32, 1, 16, 2, 8, True, 2),  # 256: 0.839, 0.818
+        _Entry(64, 1, 32, 2, 4, True, 2),  # 512: 0.896, 0.877
         _Entry(96, 1, 32, 3, 8, True, 4),  # 768: 0.848, 0.835
         _Entry(192, 1, 64, 3, 4, True, 3),  # 1536: 0.916, 0.885
         _Entry(360, 1, 128, 3, 2, True, 3),  # 2880: 0.930, 0.917
         _Entry(448, 1, 224, 2, 1, True, 4),  # 3584: 0.937, 0.836
         _Entry(480, 1, 160, 3, 1, True, 4),  # 3840: 0.935, 0.863
-        _Entry(512, 2, 64, 4, 1, True, 4, bulk=True),  # 4096: 0.914, 0.897
+        _Entry(512, 2, 64, 4, 1, True, 4),  # 4096: 0.954; in bulk 0.925
         _Entry(896, 2, 224, 2, 1, True, 4),  # 7168: 0.949, 0.920
         _Entry(1152, 1, 288, 4, 1, True, 4, bulk=True),  # 9216: 0.971, 0.846
         _Entry(1280, 2, 160, 4, 1, True, 4),  # 10240: 0.962, 0.906
         _Entry(1600, 2, 224, 4, 1, True, 3, bulk=True),  # 12800: 0.943, 0.859
+        _Entry(2048, 8, 64, 4, 1, True, 4),  # 16384: 0.962, 0.949
         _Entry(2176, 8, 96, 3, 1, True, 3, bulk=True),  # 17408: 0.945, 0.922
         _Entry(2560, 4, 160, 4, 1, True, 3, bulk=True),  # 20480: 0.920, 0.878
         _Entry(4608, 8, 160, 4, 1, True, 3, bulk=True),  # 36864: 0.932, 0.907
@@ -458,14 +461,16 @@ _BACKWARD_SIZES = {
     ),
     ("rms_norm", 4): (
         _Entry(192, 1, 192, 1, 2, True, 3),  # 768: 0.945, 0.846
-        _Entry(256, 1, 256, 1, 2, True, 3),  # 1024: 0.927, 0.910
+        _Entry(256, 1, 128, 2, 1, True, 4),  # 1024: 0.940; two rows by 256 threads 0.914
         _Entry(384, 1, 96, 4, 1, True, 4),  # 1536: 0.939, 0.919
         _Entry(512, 1, 256, 2, 2, True, 4),  # 2048: 0.959, 0.946
         _Entry(576, 2, 96, 3, 1, True, 4),  # 2304: 0.931, 0.905
         _Entry(720, 4, 64, 3, 1, True, 3, bulk=True),  # 2880: 0.959, 0.942
         _Entry(2304, 2, 384, 3, 1, True, 4, bulk=True),  # 9216: 0.982, 0.952
+        _Entry(4096, 16, 64, 4, 1, True, 4),  # 16384: 0.963, 0.947
         _Entry(5120, 8, 160, 4, 1, True, 3, bulk=True),  # 20480: 0.939, 0.859
         _Entry(6144, 4, 384, 4, 1, True, 4, bulk=True),  # 24576: 0.969, 0.914
+        _Entry(16384, 16, 256, 4, 1, True, 4, bulk=True),  # 65536: 0.974, 0.959
     ),
     ("layer_norm", 2): (
         _Entry(96, 1, 32, 3, 8, True, 3),  # 768: 0.845, 0.796
@@ -474,7 +479,7 @@ _BACKWARD_SIZES = {
         _Entry(384, 1, 192, 2, 1, True, 3, bulk=True),  # 3072: 0.922, 0.914
         _Entry(448, 1, 160, 3, 1, True, 3, bulk=True),  # 3584: 0.917, 0.905
         _Entry(480, 1, 160, 3, 1, True, 4, bulk=True),  # 3840: 0.932, 0.891
-        _Entry(512, 1, 128, 4, 1, True, 4, bulk=True),  # 4096: 0.933, 0.912
+        _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.945; in bulk 0.935
         _Entry(576, 1, 160, 4, 1, True, 3, bulk=True),  # 4608: 0.938, 0.924
         _Entry(672, 1, 224, 3, 1, True, 4, bulk=True),  # 5376: 0.934, 0.780
         _Entry(768, 2, 96, 4, 1, True, 3, bulk=True),  # 6144: 0.950, 0.828
@@ -482,6 +487,7 @@ _BACKWARD_SIZES = {
         _Entry(896, 1, 448, 2, 1, True, 4, bulk=True, ahead=True),  # 7168: 0.965, 0.927
         _Entry(1152, 2, 192, 3, 1, True, 4, bulk=True, ahead=True),  # 9216: 0.954, 0.883
         _Entry(1536, 4, 96, 4, 1, True, 3, bulk=True, ahead=True),  # 12288: 0.937, 0.906
+        _Entry(2048, 8, 64, 4, 1, True, 3, bulk=True, ahead=True),  # 16384: 0.949, 0.939
         _Entry(2176, 2, 384, 3, 1, True, 4, bulk=True, ahead=True),  # 17408: 0.869, 0.677
         _Entry(2304, 8, 96, 3, 1, True, 3, bulk=True, ahead=True),  # 18432: 0.904, 0.738
         _Entry(2560, 2, 320, 4, 1, True, 3, bulk=True, ahead=True),  # 20480: 0.875, 0.826
@@ -490,8 +496,10 @@ _BACKWARD_SIZES = {
         _Entry(24576, 16, 384, 4, 1, True, 3, bulk=True, ahead=True),  # 196608: 0.781, 0.716
     ),
     ("layer_norm", 4): (
+        _Entry(256, 1, 128, 2, 1, True, 4),  # 1024: 0.904, 0.889
         _Entry(320, 1, 160, 2, 2, True, 3),  # 1280: 0.934, 0.855
         _Entry(384, 2, 64, 3, 1, True, 4, bulk=True),  # 1536: 0.926, 0.895
+        _Entry(512, 2, 64, 4, 1, True, 4, bulk=True),  # 2048: 0.947, 0.918
         _Entry(576, 1, 192, 3, 2, True, 4),  # 2304: 0.951, 0.921
         _Entry(720, 2, 128, 3, 1, True, 4, bulk=True),  # 2880: 0.981, 0.880
         _Entry(768, 2, 96, 4, 1, True, 4, bulk=True),  # 3072: 0.981, 0.941
@@ -510,6 +518,7 @@ _BACKWARD_SIZES = {
         _Entry(7680, 16, 160, 3, 1, True, 4, bulk=True),  # 30720: 0.947, 0.918
         _Entry(9216, 16, 160, 4, 1, True, 3, bulk=True),  # 36864: 0.933, 0.910
         _Entry(10240, 16, 160, 4, 1, True, 3),  # 40960: 0.936, 0.915
+        _Entry(16384, 16, 256, 4, 1, True, 4, ahead=True),  # 65536: 0.965, 0.950
     ),
 }
 # Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.89 and 0.90, LayerNorm 0.80 and 0.77; float32: RMSNorm 0.92 and 0.92,
