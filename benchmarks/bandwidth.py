@@ -511,6 +511,10 @@ def liger(torch: Any, case: Case) -> Bind:
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
+    if case.does.norm == "softmax":
+        if case.matrix:
+            raise UnsupportedError
+        return lambda arrays: softmax_cases.in_liger(case, arrays.x, arrays.other)
     refuse_all_but_plain(case)
     if case.kind == "small" and case.backward:
         raise UnsupportedError  # its backward ends a capture, and what follows in this process fails

@@ -84,3 +84,14 @@ def in_torch(torch: Any, case: Any, x: Any, dy: Any, mask: Any, wrap: Callable[[
         gradient = wrap(lambda dy, y: torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype) * SCALE)
         return functools.partial(gradient, dy, x)
     return functools.partial(wrap(lambda x, excluded: plain(torch, x, excluded)), x, excluded)
+
+
+def in_liger(case: Any, x: Any, dy: Any) -> Callable[[], Any]:
+    """Return a call of Liger's kernels, which know no scale: of arrays that are scaled already, untimed."""
+    from liger_kernel.ops import softmax
+    from liger_kernel.ops.utils import calculate_settings
+
+    if not case.backward:
+        return functools.partial(softmax.LigerSoftmaxFunction.apply, x * SCALE)
+    block, warps = calculate_settings(case.hidden)
+    return functools.partial(softmax._softmax_backward, dy * SCALE, x, block, warps, case.hidden > block)
