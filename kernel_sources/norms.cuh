@@ -453,27 +453,23 @@ struct FinishedColumns {
 #pragma unroll
         for (int i = 0; i < Most; ++i) value[k][i].load_aligned(from + (i < gradients ? i * pitch : 0));
       }
+      add_rows(value, row, step, rows, sum);
+    }
+    // What no Vec fits: the last columns of rows of another size, by smaller batches.
+    constexpr int of_rest = 2;
+#pragma unroll 1
+    for (; columns > 0 && row < rows; row += of_rest * step, of_row += of_rest * to_next) {
+      Vec<float, N> value[of_rest][Most];
 #pragma unroll
-      for (int k = 0; k < batch; ++k) {
-        const bool valid = row + k * step < rows;
+      for (int k = 0; k < of_rest; ++k) {
+        const float* from = row + k * step < rows ? of_row + k * to_next : last;
 #pragma unroll
         for (int i = 0; i < Most; ++i) {
-#pragma unroll
-          for (int j = 0; j < N; ++j) sum[i][j] += valid ? value[k][i].get(j) : 0.0f;
+          uint32(&word)[N] = value[k][i].word;
+          load_4_each(word[0], word[1], word[2], word[3], from + (i < gradients ? i * pitch : 0), columns);
         }
       }
-    }
-    // What no Vec fits: the last columns of rows of another size.
-#pragma unroll 1
-    for (; row < rows; row += step, of_row += to_next) {
-#pragma unroll
-      for (int i = 0; i < Most; ++i) {
-#pragma unroll
-        for (int j = 0; j + 1 < N; ++j) {
-          const float* from = of_row + i * pitch + j;
-          sum[i][j] += float_from_bits(load_element(from, i < gradients && j < columns));
-        }
-      }
+      add_rows(value, row, step, rows, sum);
     }
 #pragma unroll
     for (int i = 0; i < Most; ++i) {
@@ -490,6 +486,22 @@ struct FinishedColumns {
       all[i] = 0.0f;
 #pragma unroll
       for (int w = 0; w < warps; ++w) all[i] += of_warps[(i * warps + w) * Columns + thread_index() % Columns];
+    }
+  }
+
+ private:
+  // Row `row` and every `step`th behind it, those before `rows`.
+  template <int Batch, int Most>
+  static TRTC_DEVICE void add_rows(const Vec<float, N> (&value)[Batch][Most], int64 row, int64 step, int64 rows,
+                                   float (&sum)[Most][N]) {
+#pragma unroll
+    for (int k = 0; k < Batch; ++k) {
+      const bool valid = row + k * step < rows;
+#pragma unroll
+      for (int i = 0; i < Most; ++i) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum[i][j] += valid ? value[k][i].get(j) : 0.0f;
+      }
     }
   }
 };

@@ -249,7 +249,8 @@ API int cuModuleUnload(Module* module) {
 }
 API int cuFuncLoad(Function* function) { return load(function, "cuFuncLoad"); }
 API int cuFuncGetAttribute(int* value, int id, Function* function) {
-  *value = id == 0 ? 1024 : id == 8 ? 48 * 1024 : id == 4 ? 32 : 0;
+  const char* text = std::getenv("FAKE_PTX_VERSION");  // of every kernel's text
+  *value = id == 0 ? 1024 : id == 8 ? 48 * 1024 : id == 4 ? 32 : id == 5 ? (text ? std::atoi(text) : 90) : 0;
   return load(function, "cuFuncGetAttribute");
 }
 API int cuFuncSetAttribute(Function* function, int, int) { return load(function, "cuFuncSetAttribute"); }
@@ -262,15 +263,26 @@ API int cuOccupancyMaxActiveClusters(int* count, Function* function, const void*
   *count = 16;
   return load(function, "cuOccupancyMaxActiveClusters");
 }
+struct Attribute {
+  int id;
+  alignas(8) int flag;
+  char rest[60];
+};
 struct Config {
   unsigned size[7];
   Stream* stream;
+  const Attribute* attributes;
+  unsigned attribute_count;
 };
 API int cuLaunchKernelEx(const Config* config, Function* function, void**, void**) {
   count("cuLaunchKernelEx");
   if (current() != function->module->context || modules.count(function->module) == 0) return kInvalidContext;
   const int result = load(function, "cuLaunchKernelEx loads");
-  return result != 0 ? result : add_node(config->stream, "K");
+  bool early = false;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+  for (unsigned i = 0; i < config->attribute_count; ++i) {
+    early = early || (config->attributes[i].id == 6 && config->attributes[i].flag != 0);
+  }
+  return result != 0 ? result : add_node(config->stream, early ? "E" : "K");
 }
 API int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
   const int result = unsafe("cuMemAlloc");

@@ -304,6 +304,56 @@ def chain(torch, x, weight, settle):
     return [x, *found]
 
 
+@pytest.fixture
+def late(manager, gpu):
+    """Return a copy of a tensor that lets the next launch begin at once, and writes a tenth of a millisecond later."""
+    text = """
+extern "C" __global__ void late(Params params) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  const long long start = clock64();
+  while (clock64() - start < 200000) {}
+  for (long long i = threadIdx.x; i < params.bytes; i += blockDim.x) {
+    static_cast<char*>(params.to)[i] = static_cast<const char*>(params.of)[i];
+  }
+}
+"""
+    kernel = manager.compile(text, "late", (Field("to", "pointer"), Field("of", "pointer"), Field("bytes", "int64")), 0)
+
+    def copy(to, of):
+        values = {"to": to.data_ptr(), "of": of.data_ptr(), "bytes": of.nbytes}
+        kernel.launch_plain((1, 1, 1), (1024, 1, 1), values, gpu.module.cuda.current_stream().cuda_stream)
+
+    return copy
+
+
+@pytest.mark.parametrize("hidden", [24, 64, 1001, 4096, 131072])
+def test_a_launch_waits_for_one_that_lets_it_begin_at_once(hidden, implementation, late, gpu, rng):
+    torch = gpu.module
+    case = CASE._replace(rows=3, hidden=hidden)
+    (x, weight), (other, _) = (map(gpu.array, inputs(rng, case)) for _ in range(2))
+    calls = (
+        lambda x: (rms_norm(x, weight),),
+        lambda x: (layer_norm(x, weight, weight),),
+        lambda x: add_rms_norm(other, x, weight),
+        lambda x: (softmax(x),),
+        lambda x: rms_norm_backward(x, other, weight),
+        lambda x: layer_norm_backward(other, x, weight),
+        lambda x: (softmax_backward(x, other),),
+        lambda x: (rms_norm(other, x[0]),),
+    )
+    for number, call in enumerate(calls):
+        expected = call(x)
+        early = torch.full_like(x, float("nan"))
+        torch.cuda.synchronize()
+        late(early, x)
+        found = call(early)
+        torch.cuda.synchronize()
+        for one, wanted in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(bits(gpu.host(one)), bits(gpu.host(wanted)), err_msg=f"call {number}")
+
+
 # One CTA; a few; several waves of them; rows in turn; clusters; rows that no vector fits.
 @pytest.mark.parametrize(
     ("rows", "hidden"), [(1, 4096), (16, 4096), (9000, 1024), (3000, 16384), (40, 131072), (700, 1001)]

@@ -349,6 +349,24 @@ def test_general_batches_take_all_rows(operator, hidden, rng):
         hold([SimulatedDevice(90, static=True, multiprocessors=multiprocessors)], case, rng)
 
 
+# A thread of the second launch reads 8 rows of partial sums at a time, 2 of the last columns that no vector fits: more
+# than one such batch, of 128 and of 32 columns, and no multiple of it.
+@pytest.mark.parametrize(
+    ("operator", "rows", "hidden", "dtype", "multiprocessors", "others"),
+    [
+        ("layer_norm_backward", 90, 16384, BFLOAT16, 800, {}),
+        ("rms_norm_backward", 90, 13004, FLOAT32, 200, {"dweight": None}),
+        ("rms_norm_backward", 300, 3000, BFLOAT16, 400, {}),
+        ("layer_norm_backward", 70, 4097, FLOAT32, 70, {"dbias": None}),
+    ],
+)
+def test_the_second_launch_takes_partial_sums_of_many_groups(
+    operator, rows, hidden, dtype, multiprocessors, others, rng
+):
+    case = backward_case(operator, rows, hidden, dtype)._replace(**others)
+    hold([SimulatedDevice(90, checked=True, multiprocessors=multiprocessors)], case, rng)
+
+
 def test_short_rows_of_pairs_are_ragged_only_where_that_is_faster():
     for operator in ("layer_norm", "rms_norm_backward"):
         for hidden, ragged in ((282, False), (1002, False), (1362, True), (2002, True), (2004, False)):

@@ -382,13 +382,13 @@ _FORWARD_RESIDUAL = (
 
 _BACKWARD = {
     ("rms_norm", 2): (
-        _Entry(32, 1, 16, 2, 16, True, 2),  # 256: 0.762
-        _Entry(64, 1, 32, 2, 4, True, 3),  # 512: 0.836
+        _Entry(32, 1, 16, 2, 16, True, 2),  # 256: 0.818
+        _Entry(64, 1, 32, 2, 4, True, 3),  # 512: 0.877
         _Entry(128, 1, 32, 4, 4, True, 4),  # 1024: 0.888
         _Entry(256, 1, 64, 4, 2, True, 4),  # 2048: 0.920; by 128 threads 0.864
         _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.914
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: 0.948
-        _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.926
+        _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.949
         _Entry(4096, 2, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.943
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 65536: 0.946
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 131072: 0.940
@@ -403,8 +403,8 @@ _BACKWARD = {
         _Entry(2048, 1, 1024, 2, 1, True, 2),  # 8192: 0.953
         _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.946
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.934; not in bulk 0.902
-        _Entry(16384, 8, 512, 4, 1, True, 3),  # 65536: 0.912
-        _Entry(32768, 16, 1024, 2, 1, True, 3, bulk=True),  # 131072: 0.951; not in bulk 0.935
+        _Entry(16384, 8, 512, 4, 1, True, 3),  # 65536: 0.959
+        _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.935
         _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.562; 0.498
     ),
     ("layer_norm", 2): (
@@ -416,7 +416,7 @@ _BACKWARD = {
         _Entry(768, 1, 384, 2, 1, True, 3, bulk=True),  # 5120: 0.943; ahead 0.898
         _Entry(1024, 1, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 8192: 0.954; by 512 threads 0.921
         _Entry(1792, 1, 448, 4, 1, True, 3, bulk=True, ahead=True),  # 10240: 0.941; by four CTAs 0.840
-        _Entry(2048, 4, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 16384: 0.930; four slots 0.882
+        _Entry(2048, 4, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 16384: 0.939; four slots 0.882
         _Entry(4096, 8, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 32768: 0.915; not ahead 0.902
         _Entry(6144, 8, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 49152: 0.899
         _Entry(8192, 4, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 65536: 0.934; by a cluster of 8 0.926
@@ -426,13 +426,13 @@ _BACKWARD = {
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 8, True, 3),  # 256: 0.706
         _Entry(128, 1, 64, 2, 4, True, 4),  # 512: 0.783
-        _Entry(256, 1, 64, 4, 2, True, 4),  # 1024: 0.844
-        _Entry(512, 1, 128, 4, 1, True, 1),  # 2048: 0.896
+        _Entry(256, 1, 64, 4, 2, True, 4),  # 1024: 0.889
+        _Entry(512, 1, 128, 4, 1, True, 1),  # 2048: 0.918
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.942
         _Entry(2048, 4, 128, 4, 1, True, 4, bulk=True),  # 8192: 0.956; not in bulk 0.928
         _Entry(4096, 8, 128, 4, 1, True, 4, bulk=True),  # 16384: 0.961; 0.924
         _Entry(8192, 16, 128, 4, 1, True, 4, bulk=True),  # 32768: 0.925; 0.916
-        _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.889
+        _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.950
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.960
         _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.555; 0.473
     ),
@@ -471,6 +471,7 @@ _BACKWARD_SIZES = {
         _Entry(5120, 8, 160, 4, 1, True, 3, bulk=True),  # 20480: 0.939, 0.859
         _Entry(6144, 4, 384, 4, 1, True, 4, bulk=True),  # 24576: 0.969, 0.914
         _Entry(16384, 16, 256, 4, 1, True, 4, bulk=True),  # 65536: 0.974, 0.959
+        _Entry(32768, 16, 1024, 2, 1, True, 3, bulk=True),  # 131072: 0.951, 0.935
     ),
     ("layer_norm", 2): (
         _Entry(96, 1, 32, 3, 8, True, 3),  # 768: 0.845, 0.796
