@@ -307,6 +307,16 @@ def test_no_two_kernels_share_a_symbol_and_each_is_an_identifier():
     assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol) for symbol in found)
 
 
+def test_a_symbol_of_any_case_is_of_one_kernel():
+    # The second launch of rows that do not fit on the chip is shared by both norms.
+    found = {}
+    for case in CASES:
+        for limits in ARCHITECTURES.values():
+            for spec, _ in case.stages(limits._replace(max_ctas_per_row=2)):
+                assert found.setdefault(spec.symbol, spec) == spec
+    assert isinstance(found["norm_backward_finish"], GeneralSpec)
+
+
 def test_specialised_and_general_kernels_have_different_symbols():
     special = {
         spec.symbol

@@ -5,7 +5,7 @@ They are compiled when the package is built, or for rows that, with what belongs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..dispatch import LaunchRule, Request
@@ -28,7 +28,7 @@ from .programs import (
     shape_of,
 )
 
-__all__ = ["GeneralSpec", "launches", "params_of", "program"]
+__all__ = ["GeneralSpec", "arrays_of", "launches", "params_of", "program"]
 
 _SOURCE = "norm_general.cu"
 
@@ -113,6 +113,12 @@ def params_of(symbol: str, arrays: Sequence[str]) -> Params:
     return Params(of_arrays(_KERNELS[symbol].params.fields, arrays))
 
 
+def arrays_of(symbol: str, arrays: Iterable[str]) -> tuple[str, ...]:
+    """Return an operator's arrays that a kernel's parameters name: operators that share it ask for one spec."""
+    named = {field.source.partition(".")[0] for field in _KERNELS[symbol].params.fields if "." in field.source}
+    return tuple(array for array in arrays if array in named)
+
+
 def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the kernels of a call, and how they are launched."""
     backward = "backward" in request.operator
@@ -139,7 +145,7 @@ class GeneralSpec(KernelSpec):
     name : str
         The kernel's.
     arrays : tuple of str
-        What its operator has.
+        What its operator has, of what its parameters name.
     """
 
     name: str

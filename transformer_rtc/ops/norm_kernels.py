@@ -464,7 +464,8 @@ def partial_bytes(hidden: int, gradients: int, rows_per_group: int) -> int:
 def finish_columns(hidden: int) -> int:
     """Return how many columns a CTA of the second launch has.
 
-    Few where else few CTAs would have many rows each; many where rows of partial sums are few and long.
+    Few where else few CTAs would have many rows each; many where rows of partial sums are few and long (H200,
+    LayerNorm, bfloat16, 65536: 0.938 of a copy, by 32 columns 0.924, by 8 0.921; 4096: 0.938, by 8 0.930).
     """
     return 8 if hidden <= 2048 else 32 if hidden <= 12288 else 128
 

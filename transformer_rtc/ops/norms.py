@@ -105,8 +105,10 @@ class _NormFamily:
         spec = backward_spec(request, limits)
         dweight, dbias = request.dtypes["dweight"], request.dtypes["dbias"]
         if spec is None:
-            arrays = tuple(request.dtypes)
-            return tuple((GeneralSpec(symbol, arrays), rule) for symbol, rule in self._general(request))
+            return tuple(
+                (GeneralSpec(symbol, norm_general.arrays_of(symbol, request.dtypes)), rule)
+                for symbol, rule in self._general(request)
+            )
         first = (spec, spec.launch_rule)
         if dweight is None and dbias is None:
             return (first,)
