@@ -93,5 +93,5 @@ def in_liger(case: Any, x: Any, dy: Any) -> Callable[[], Any]:
 
     if not case.backward:
         return functools.partial(softmax.LigerSoftmaxFunction.apply, x * SCALE)
-    block, warps = calculate_settings(min(case.hidden, 65536))
+    block, warps = calculate_settings(min(case.hidden, 65536))  # its largest block
     return functools.partial(softmax._softmax_backward, dy * SCALE, x, block, warps, case.hidden > block)

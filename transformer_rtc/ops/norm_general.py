@@ -28,7 +28,7 @@ from .programs import (
     shape_of,
 )
 
-__all__ = ["GeneralSpec", "arrays_of", "launches", "params_of", "program"]
+__all__ = ["GeneralSpec", "arrays_named_by", "launches", "params_of", "program"]
 
 _SOURCE = "norm_general.cu"
 
@@ -113,7 +113,7 @@ def params_of(symbol: str, arrays: Sequence[str]) -> Params:
     return Params(of_arrays(_KERNELS[symbol].params.fields, arrays))
 
 
-def arrays_of(symbol: str, arrays: Iterable[str]) -> tuple[str, ...]:
+def arrays_named_by(symbol: str, arrays: Iterable[str]) -> tuple[str, ...]:
     """Return an operator's arrays that a kernel's parameters name: operators that share it ask for one spec."""
     named = {field.source.partition(".")[0] for field in _KERNELS[symbol].params.fields if "." in field.source}
     return tuple(array for array in arrays if array in named)

@@ -106,7 +106,7 @@ class _NormFamily:
         dweight, dbias = request.dtypes["dweight"], request.dtypes["dbias"]
         if spec is None:
             return tuple(
-                (GeneralSpec(symbol, norm_general.arrays_of(symbol, request.dtypes)), rule)
+                (GeneralSpec(symbol, norm_general.arrays_named_by(symbol, request.dtypes)), rule)
                 for symbol, rule in self._general(request)
             )
         first = (spec, spec.launch_rule)
