@@ -147,11 +147,13 @@ _ANY = 1 << 30
 _FORWARD_TABLE = (
     *_SHORT_OF_ALL,
     _Entry(128, 32, 4),  # 1001: 0.99; 1024: 0.99; by 16 threads 0.95 and 0.98; 601: 0.71, and 0.75
-    _Entry(256, 32),  # 2048: 0.99, held 0.98; float32 600: 0.97, held 0.78; 1024: 1.01
-    _Entry(320, 64),  # 2500: 0.94, by 96 threads 0.89
-    _Entry(512, 128, bytes=2),  # 4096: 0.98; one row of 4096 by 96 threads takes 0.5 us more
-    _Entry(640, 64),  # 4097: 0.97, by 128 threads 0.94; float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90
-    _Entry(1536, 128, bytes=2),  # 5121: 0.95, 8192: 0.99; 9001: 0.95, by 512 threads 0.75; 12288: 0.96
+    # 2048: 0.99, held 0.98; 2100, 2500: 0.93, 0.94, by 64 threads 0.81, 0.92; float32 600: 0.97, held 0.78; 1024: 1.01
+    _Entry(320, 32),
+    _Entry(384, 128, bytes=2),  # 2600, 3000: 0.95; by 32 threads 0.94; held by 128 0.84, 0.92
+    _Entry(512, 128, 4, bytes=2),  # 3600, 4096: 0.97, 0.98; 4093: 0.95, staged 0.91, of 16 rows a launch 0.6 us more
+    _Entry(640, 64, bytes=4),  # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90
+    # 4097, 5120: 0.90, 0.98, by 64 threads 0.92, 0.98; 8192: 0.99; 9001: 0.95, by 512 threads 0.75; 12288: 0.96
+    _Entry(1536, 128, bytes=2),
     _Entry(1536, 192, bytes=4),  # float32 4096: 0.98, 4097: 0.94, 5121: 0.96; by 64 threads 0.97, 0.92 and 0.92
     _Entry(4096, 512),  # 16384: 0.99; 32768: 0.98; float32 8192: 0.99, by 256 threads 0.98
     # 40000, 65536: as by two CTAs of 512 threads; 100000: 0.92, 128256: 0.98, 131072: 0.97, by eight CTAs 0.01 to 0.04
@@ -168,8 +170,8 @@ _FORWARD_MASKED_TABLE = (
     _SHORT[0]._replace(bytes=2),  # float32 has 12 kernels without it
     *_SHORT[1:],
     _Entry(128, 32, 4, 2),  # 600: 0.65; 1001: 0.71; 1024: 0.90; float32 512: 0.98
-    _Entry(256, 32, 8, 2, bytes=4),  # float32 600: 0.85, staged 0.77, by 64 threads a row 0.69; 1024: 0.97
-    _Entry(256, 32),  # 2048: 0.94; held 0.93
+    # 2048: 0.94, staged 0.92; float32 600: 0.85, staged 0.77, by 64 threads a row 0.69; 1024: 0.97
+    _Entry(256, 32, 8, 2),
     _Entry(512, 64, 8, bytes=4),  # float32 1500: 0.90, by 128 threads 0.79; 2048: 0.91, staged 0.91
     _Entry(512, 64, bytes=2),  # 2500: 0.75, 3000: 0.83, 4096: 0.93; by 128 threads 0.61, 0.80 and 0.92
     _Entry(1024, 96, bytes=4),  # float32 3600: 0.89, 4096: 0.95; by 64 threads 0.85 and 0.91
@@ -185,7 +187,9 @@ _FORWARD_MASKED_TABLE = (
 # Where little of a row is read, more CTAs are resident than without.
 _FORWARD_CAUSAL_TABLE = (
     *_SHORT,
-    _Entry(512, 32),  # 1024: 0.88; 2048: 0.94; 4096: 0.92, by 128 threads 0.90; float32 2048: 0.93
+    _Entry(128, 32, 4, bytes=2),  # 1024: 0.92, staged 0.88
+    _Entry(512, 64, bytes=2),  # 2048, 4096: 0.95, 0.93; by 32 threads 0.94, 0.92, by 128 4096: 0.90
+    _Entry(512, 32, bytes=4),  # float32 1024, 2048: 0.93, 0.92; by 64 threads 0.92, 0.93
     _Entry(1024, 64, bytes=4),  # float32 4096: 0.90, by 128 threads 0.89
     _Entry(1024, 128),  # 8192: 0.94
     _Entry(1536, 256),
@@ -199,9 +203,14 @@ _BACKWARD_TABLE = (
     *(line._replace(rows=128) for line in _SHORT_OF_ALL[:2]),
     *_SHORT_OF_ALL[2:],  # 127: 0.79; 200: 0.94; 300: 0.86; 512: 0.99; float32 63: 0.95, 128: 1.05
     _Entry(128, 32, 4, 2),  # 1024: 0.98
-    _Entry(768, 96, bytes=2),  # 4096: 0.97; 4097, 5121: 0.92, by 128 threads 0.82; 2048: 0.97, held 1.00
+    _Entry(320, 96, bytes=2),  # 2048: 0.97, held 1.00, for which bfloat16 has one kernel too many
+    # 3000, 4093, 4096: 0.98, by 96 threads, staged, 0.95, 0.93, 0.96, and of 16 rows a launch 0.7 us more; 2600: 0.93
+    _Entry(512, 128, 4, bytes=2),
+    _Entry(768, 96, bytes=2),  # 4097, 5121: 0.94, by 256 threads 0.80, 0.89; held 0.81, 0.93
     _Entry(256, 64, 4, bytes=4),  # float32 1024: 1.00
-    _Entry(1536, 256, bytes=4),  # float32 2048: 0.94; 4096: 0.94; 4093: 0.94, by 128 threads 0.93, held 0.60
+    _Entry(512, 256, bytes=4),  # float32 2048: 0.97, held 0.98, for which float32 has one kernel too many
+    _Entry(1024, 256, 4, bytes=4),  # float32 2500 to 4096: 0.99, 2100: 0.95; staged 0.95 to 0.97, 0.94
+    _Entry(1536, 256, bytes=4),  # float32 4097, 6144: 0.95, 0.98; held 0.87, 1.00
     # float32 8192: 0.97, by one CTA 0.94; 10001: 0.97, held 0.91; 14001: 0.95, 1.01; 16384: 1.00, 1.00; 20000: 0.94,
     # 0.87; 32768: 1.03, by eight CTAs 1.03, held 1.07, for which float32 has one kernel too many
     _Entry(8192, 256, ctas=4, bytes=4),
@@ -212,9 +221,12 @@ _BACKWARD_TABLE = (
     _Entry(14336, 256, ctas=16, bytes=4),  # float32 40000, 50257: 0.93, 0.91; by four CTAs 0.90, 0.89
     # 65536: 0.95, by 512 threads 0.89; 80001: 0.89, 0.79; 100000: 0.89, 0.90; 128256: 0.92; 131072: 0.95
     _Entry(28672, 320, ctas=8, bytes=2),
-    _Entry(16384, 256, 4, ctas=16, bytes=4),  # float32 65536: 1.00, staged 0.97
-    _Entry(28672, 256, ctas=16, bytes=4),  # float32 80000, 100000: 0.92, 0.90; held 0.73, 0.84
-    _Entry(32768, 512, ctas=16, bytes=2),  # 262144: 0.93, held 0.87
+    # float32 65536: 0.97, held 1.00, for which float32 has one kernel too many; 80000, 100000: 0.92, 0.90; held 0.73,
+    # 0.84
+    _Entry(28672, 256, ctas=16, bytes=4),
+    # 262144: 0.92, held 0.87. Up to 458752 two CTAs fit a multiprocessor, and of 524288 one: float32 of as many bytes
+    # has 0.85 and 0.63; and in turn, for which bfloat16 has one kernel too many, 0.88 and 0.93
+    _Entry(_ANY, 512, ctas=16, bytes=2),
     _Entry(32768, 512, 4, ctas=16),  # float32 131072: 0.97, staged 0.93
     # float32 262144: 0.93, not in turn 0.79, staged 0.63; 160000: 0.88, 0.60 and 0.85
     _Entry(65536, 1024, 4, ctas=16, in_turn=True),
@@ -222,12 +234,13 @@ _BACKWARD_TABLE = (
 _BACKWARD_CAUSAL_TABLE = (
     *_SHORT,
     _Entry(256, 32),  # 1024: 0.93; 2048: 0.93
+    _Entry(512, 64, bytes=2),  # 4096: 0.91, by 128 threads 0.90
     _Entry(512, 32, bytes=4),  # float32 2048: 0.93, by 128 threads 0.90
     _Entry(1024, 128, bytes=4),  # float32 4096: 0.91, by 256 threads 0.90
     _Entry(2048, 128, ctas=2, bytes=4),  # float32 8192: 0.92, by one CTA 0.89
     _Entry(4096, 128, ctas=4, bytes=4),  # float32 16384: 0.92, by two CTAs 0.90
     _Entry(8192, 256, ctas=8, bytes=4),  # float32 32768: 0.90, by four CTAs 0.87
-    _Entry(2048, 128),  # 4096: 0.90; 8192: 0.91; 16384: 0.93, by 256 threads 0.91
+    _Entry(2048, 128),  # 8192: 0.91; 16384: 0.93, by 256 threads 0.91
     _Entry(4096, 256, ctas=2),  # 32768: 0.88, by four CTAs 0.86
     _Entry(8192, 256, ctas=4),
     _Entry(16384, 256, ctas=8),
