@@ -155,6 +155,61 @@ def test_two_kernels_compile_at_the_same_time(make, compile_program):
     ]
 
 
+def test_the_kernels_of_one_call_compile_at_the_same_time(make, compile_program):
+    both = threading.Barrier(2)
+    compile_program.during = lambda symbol: both.wait(WAIT)
+    before = threading.active_count()
+    kernels = make().get_all((FIRST, SECOND), 0)
+    assert [(kernel.symbol, kernel.image) for kernel in kernels] == [
+        ("first", b"\x7fELF first"),
+        ("second", b"\x7fELF second"),
+    ]
+    assert len(compile_program.calls) == 2 and threading.active_count() == before
+
+
+def test_a_call_that_compiles_one_kernel_or_none_starts_no_thread(make, compile_program, monkeypatch):
+    make().get(FIRST, 0)
+    monkeypatch.setattr(threading.Thread, "start", None)
+    for _ in range(2):
+        assert [kernel.symbol for kernel in make().get_all((FIRST, SECOND), 0)] == ["first", "second"]
+        assert [call[0] for call in compile_program.calls] == ["first", "second"]
+
+
+@pytest.mark.parametrize("failing", ["first", "second"])
+def test_a_kernel_of_a_call_that_does_not_compile_leaves_no_thread_and_is_not_remembered(
+    make, compile_program, failing
+):
+    def fail(symbol):
+        if symbol == failing:
+            raise CompileError(symbol, (), "", "no", {})
+        time.sleep(0.1)
+
+    compile_program.during = fail
+    manager, before = make(), threading.active_count()
+    with pytest.raises(CompileError, match=failing):
+        manager.get_all((FIRST, SECOND), 0)
+    assert threading.active_count() == before
+    compile_program.during = lambda symbol: None
+    assert [kernel.symbol for kernel in manager.get_all((FIRST, SECOND), 0)] == ["first", "second"]
+
+
+def test_without_another_thread_the_kernels_of_a_call_compile_one_after_the_other(make, compile_program, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert [kernel.symbol for kernel in make().get_all((FIRST, SECOND), 0)] == ["first", "second"]
+    assert [call[0] for call in compile_program.calls] == ["first", "second"]
+
+
+def test_a_warning_of_a_compile_comes_from_the_callers_thread(make, compile_program):
+    threads = []
+    compile_program.during = lambda symbol: threads.append(threading.get_ident())
+    with pytest.warns(RuntimeWarning, match="compiles (first|second) for sm_90") as caught:
+        make(on_compile="warn").get_all((FIRST, SECOND), 0)
+    assert len(caught) == 2 and threads == [threading.get_ident()] * 2
+
+
 def test_a_compile_does_not_hold_up_a_kernel_that_is_there(make, compile_program):
     manager = make()
     kernel = manager.get(FIRST, 0)

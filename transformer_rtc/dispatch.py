@@ -374,7 +374,8 @@ class Operator:
             asked = Asked(request, limits.max_ctas_per_row)
             usage.observe(asked)
             try:
-                kernels = [(manager.get(spec, on), spec.params, rule) for spec, rule in stages]
+                loaded = manager.get_all([spec for spec, _ in stages], on)
+                kernels = [(kernel, spec.params, rule) for kernel, (spec, rule) in zip(loaded, stages, strict=True)]
             except UnexpectedCompileError as error:
                 from .manifest import line
 

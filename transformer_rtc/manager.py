@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -285,8 +286,58 @@ class KernelManager:
         ArgumentError
             If an argument is not as described.
         """
-        check_type(spec, KernelSpec, "spec")
-        return self._load(spec, spec.symbol, spec.params, device, lambda target: self.image(spec, target))
+        return self.get_all((spec,), device)[0]
+
+    def get_all(self, specs: Sequence[KernelSpec], device: Device) -> list[Kernel]:
+        """Return the kernels of one call, as `get` does; those that must be compiled are compiled at the same time.
+
+        Parameters
+        ----------
+        specs : sequence of KernelSpec
+            The kernels.
+        device : int or SimulatedDevice
+            The GPU's ordinal, or a simulated one.
+
+        Raises
+        ------
+        CompileError, CompilerNotFoundError, UnexpectedCompileError, DeviceNotFoundError, DriverError, ArgumentError
+            As `get` raises them.
+        """
+        for spec in specs:
+            check_type(spec, KernelSpec, "spec")
+        others = list(specs)  # that were not asked for yet
+        threads: list[threading.Thread] = []
+
+        def before_compile(target: Target) -> None:
+            # What warns of a compile does so in the caller's thread.
+            if target.simulated or self._settings.on_compile != "allow":
+                return
+            for other in others:
+                if (other, device) not in self._kernels:
+                    thread = threading.Thread(target=self._try_image, args=(other, target), name="transformer_rtc")
+                    try:
+                        thread.start()
+                    except RuntimeError:  # there can be no more threads, as when the interpreter ends
+                        break
+                    threads.append(thread)
+            others.clear()
+
+        def load(spec: KernelSpec) -> Kernel:
+            if spec in others:
+                others.remove(spec)
+            return self._load(
+                spec, spec.symbol, spec.params, device, lambda target: self._image(spec, target, before_compile)
+            )
+
+        try:
+            return [load(spec) for spec in specs]
+        finally:
+            for thread in threads:
+                thread.join()
+
+    def _try_image(self, spec: KernelSpec, target: Target) -> None:
+        with contextlib.suppress(Exception):  # whoever asks for it gets that
+            self.image(spec, target)
 
     def get_static(
         self, family: str, symbol: str, params: Params, device: Device, program: Callable[[], str]
@@ -385,8 +436,10 @@ class KernelManager:
         target : int or Target
             An architecture, such as 90; or the simulator's.
         """
-        where = _target_of(spec, target)
-        return self._images.get((spec, where), lambda: self._make_image(spec, where))
+        return self._image(spec, _target_of(spec, target), lambda _: None)
+
+    def _image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
+        return self._images.get((spec, target), lambda: self._make_image(spec, target, before_compile))
 
     def _compiler_of(self, target: Target) -> str:
         if not target.simulated:
@@ -447,7 +500,7 @@ class KernelManager:
         if self._settings.on_compile == "warn":
             warnings.warn(f"transformer_rtc compiles {symbol} for {target}", RuntimeWarning, stacklevel=3)
 
-    def _make_image(self, spec: KernelSpec, target: Target) -> Image:
+    def _make_image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
         found, key = self._read(spec, target)
         if found is not None:
             return found
@@ -463,6 +516,7 @@ class KernelManager:
         with self.cache.claim(stem, key) as others:
             if others is not None:
                 return _from_disk(others, target)
+            before_compile(target)
             program = spec.program
             start = time.perf_counter()
             compiled = self._compile(spec, program, target)
