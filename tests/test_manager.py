@@ -167,6 +167,17 @@ def test_the_kernels_of_one_call_compile_at_the_same_time(make, compile_program)
     assert len(compile_program.calls) == 2 and threading.active_count() == before
 
 
+def test_what_happens_to_a_calls_kernels_is_told_in_the_callers_thread(make, compile_program):
+    both, told = threading.Barrier(2), []
+    compile_program.during = lambda symbol: both.wait(WAIT)
+    manager = make()
+    manager.on_event(lambda event: told.append((event.kind, event.symbol, threading.get_ident())))
+    manager.get_all((FIRST, SECOND), 0)
+    kinds = [("compile", "first"), ("load", "first"), ("compile", "second"), ("load", "second")]
+    assert told == [(*kind, threading.get_ident()) for kind in kinds]
+    assert manager.counts == {"compile": 2, "load": 2}
+
+
 def test_a_call_that_compiles_one_kernel_or_none_starts_no_thread(make, compile_program, monkeypatch):
     make().get(FIRST, 0)
     monkeypatch.setattr(threading.Thread, "start", None)
@@ -189,6 +200,7 @@ def test_a_kernel_of_a_call_that_does_not_compile_leaves_no_thread_and_is_not_re
     with pytest.raises(CompileError, match=failing):
         manager.get_all((FIRST, SECOND), 0)
     assert threading.active_count() == before
+    assert manager.counts["compile"] == 1  # the other one's
     compile_program.during = lambda symbol: None
     assert [kernel.symbol for kernel in manager.get_all((FIRST, SECOND), 0)] == ["first", "second"]
 

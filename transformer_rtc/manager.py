@@ -306,38 +306,32 @@ class KernelManager:
         for spec in specs:
             check_type(spec, KernelSpec, "spec")
         others = list(specs)  # that were not asked for yet
-        threads: list[threading.Thread] = []
+        beside: list[_CompileBeside] = []
 
         def before_compile(target: Target) -> None:
             # What warns of a compile does so in the caller's thread.
-            if target.simulated or self._settings.on_compile != "allow":
-                return
-            for other in others:
-                if (other, device) not in self._kernels:
-                    thread = threading.Thread(target=self._try_image, args=(other, target), name="transformer_rtc")
-                    try:
-                        thread.start()
-                    except RuntimeError:  # there can be no more threads, as when the interpreter ends
-                        break
-                    threads.append(thread)
+            if not target.simulated and self._settings.on_compile == "allow":
+                absent = (other for other in others if (other, device) not in self._kernels)
+                beside.extend(_CompileBeside(self, other, target) for other in absent)
             others.clear()
+
+        def image(spec: KernelSpec, target: Target) -> Image:
+            found = self._image(spec, target, before_compile, self._tell)
+            for compiled in beside:
+                if compiled.spec == spec:
+                    compiled.tell()
+            return found
 
         def load(spec: KernelSpec) -> Kernel:
             if spec in others:
                 others.remove(spec)
-            return self._load(
-                spec, spec.symbol, spec.params, device, lambda target: self._image(spec, target, before_compile)
-            )
+            return self._load(spec, spec.symbol, spec.params, device, lambda target: image(spec, target))
 
         try:
             return [load(spec) for spec in specs]
         finally:
-            for thread in threads:
-                thread.join()
-
-    def _try_image(self, spec: KernelSpec, target: Target) -> None:
-        with contextlib.suppress(Exception):  # whoever asks for it gets that
-            self.image(spec, target)
+            for compiled in beside:
+                compiled.end()
 
     def get_static(
         self, family: str, symbol: str, params: Params, device: Device, program: Callable[[], str]
@@ -436,10 +430,16 @@ class KernelManager:
         target : int or Target
             An architecture, such as 90; or the simulator's.
         """
-        return self._image(spec, _target_of(spec, target), lambda _: None)
+        return self._image(spec, _target_of(spec, target), lambda _: None, self._tell)
 
-    def _image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
-        return self._images.get((spec, target), lambda: self._make_image(spec, target, before_compile))
+    def _image(
+        self,
+        spec: KernelSpec,
+        target: Target,
+        before_compile: Callable[[Target], None],
+        tell: Callable[[Event], None],
+    ) -> Image:
+        return self._images.get((spec, target), lambda: self._make_image(spec, target, before_compile, tell))
 
     def _compiler_of(self, target: Target) -> str:
         if not target.simulated:
@@ -500,7 +500,13 @@ class KernelManager:
         if self._settings.on_compile == "warn":
             warnings.warn(f"transformer_rtc compiles {symbol} for {target}", RuntimeWarning, stacklevel=3)
 
-    def _make_image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
+    def _make_image(
+        self,
+        spec: KernelSpec,
+        target: Target,
+        before_compile: Callable[[Target], None],
+        tell: Callable[[Event], None],
+    ) -> Image:
         found, key = self._read(spec, target)
         if found is not None:
             return found
@@ -536,7 +542,7 @@ class KernelManager:
             )
         if self._settings.log >= 2:
             print(f"{program}\n{compiled.log}", file=sys.stderr)
-        self._tell(Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler"))
+        tell(Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler"))
         return Image(compiled.image, compiled.kind, "compiler")
 
     def _compile(self, spec: KernelSpec, program: str, target: Target) -> compiler.Compiled:
@@ -584,6 +590,37 @@ class KernelManager:
             )
         for callback in tuple(self._callbacks):
             callback(event)
+
+
+class _CompileBeside:
+    """A thread that compiles one of a call's kernels, unless that is on disk, while the caller compiles another one.
+
+    Events are told in the caller's thread: whoever is told of them may need a lock that the caller has.
+    """
+
+    def __init__(self, owner: KernelManager, spec: KernelSpec, target: Target) -> None:
+        self.spec = spec
+        self._owner = owner
+        self._target = target
+        self._events: list[Event] = []
+        self._thread = threading.Thread(target=self._run, name="transformer_rtc")
+        # There can be no more threads, as when the interpreter ends: the caller compiles it too.
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # whoever asks for it gets that
+            self._owner._image(self.spec, self._target, lambda _: None, self._events.append)
+
+    def tell(self) -> None:
+        """Tell, once, what has happened. Called when the image is there, which is not before."""
+        while self._events:
+            self._owner._tell(self._events.pop(0))
+
+    def end(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.tell()
 
 
 manager = KernelManager(DiskCache(settings.cache_dir, settings.read_only_cache_dir, settings.cache_bytes))
