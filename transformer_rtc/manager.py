@@ -105,6 +105,11 @@ def _from_disk(data: bytes, target: Target) -> Image:
     return Image(data, kind, "disk")
 
 
+# What is called when it is known that a kernel must be compiled; and of each event.
+_BeforeCompile = Callable[[Target], None]
+_Tell = Callable[[Event], None]
+
+
 class CompileFunction(Protocol):
     def __call__(
         self, symbol: str, program: str, headers: dict[str, str], options: tuple[str, ...], architecture: int
@@ -432,13 +437,7 @@ class KernelManager:
         """
         return self._image(spec, _target_of(spec, target), lambda _: None, self._tell)
 
-    def _image(
-        self,
-        spec: KernelSpec,
-        target: Target,
-        before_compile: Callable[[Target], None],
-        tell: Callable[[Event], None],
-    ) -> Image:
+    def _image(self, spec: KernelSpec, target: Target, before_compile: _BeforeCompile, tell: _Tell) -> Image:
         return self._images.get((spec, target), lambda: self._make_image(spec, target, before_compile, tell))
 
     def _compiler_of(self, target: Target) -> str:
@@ -500,13 +499,7 @@ class KernelManager:
         if self._settings.on_compile == "warn":
             warnings.warn(f"transformer_rtc compiles {symbol} for {target}", RuntimeWarning, stacklevel=3)
 
-    def _make_image(
-        self,
-        spec: KernelSpec,
-        target: Target,
-        before_compile: Callable[[Target], None],
-        tell: Callable[[Event], None],
-    ) -> Image:
+    def _make_image(self, spec: KernelSpec, target: Target, before_compile: _BeforeCompile, tell: _Tell) -> Image:
         found, key = self._read(spec, target)
         if found is not None:
             return found
