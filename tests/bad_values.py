@@ -206,6 +206,8 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     }),
     "KernelManager.get": ({"spec": TextSpec(TEXT, "store", FIELDS), "device": DEVICE},
                           {"spec": NO_SPEC, "device": NO_DEVICE}),
+    "KernelManager.get_all": ({"specs": [TextSpec(TEXT, "store", FIELDS)], "device": DEVICE},
+                              {"specs": [*NO_SPEC, *([spec] for spec in NO_SPEC)], "device": NO_DEVICE}),
     "KernelManager.is_compiled": ({"spec": TextSpec(TEXT, "store", FIELDS), "device": DEVICE},
                                   {"spec": NO_SPEC, "device": NO_DEVICE}),
     "KernelManager.image": ({"spec": TextSpec(TEXT, "store", FIELDS), "target": Target(90, "fast")},

@@ -21,6 +21,7 @@ __all__ = [
     "compiler_identity",
     "file_identity",
     "installed",
+    "is_stopped",
     "versions",
 ]
 
@@ -221,6 +222,9 @@ class _Compiling:
         self._stopped_by = mine
         self._changed.wait_for(lambda: all(thread == mine for thread in self._threads), _STOP_SECONDS)
 
+    def is_stopped(self) -> bool:
+        return self._stopped_by is not None
+
     def go_on(self) -> None:
         self._stopped_by = None
         self._changed.notify_all()
@@ -233,6 +237,13 @@ class _Compiling:
 
 
 _compiling = _Compiling()
+
+
+def is_stopped() -> bool:
+    """Whether, at the interpreter's end or around a fork, only one thread may compile."""
+    return _compiling.is_stopped()
+
+
 os.register_at_fork(before=_compiling.stop, after_in_parent=_compiling.go_on, after_in_child=_compiling.go_on_in_child)
 atexit.register(_compiling.stop)
 _opening = threading.Lock()

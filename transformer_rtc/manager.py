@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -103,11 +104,6 @@ class Image(NamedTuple):
 def _from_disk(data: bytes, target: Target) -> Image:
     kind = "module" if target.simulated else "cubin" if data.startswith(b"\x7fELF") else "ptx"
     return Image(data, kind, "disk")
-
-
-# What is called when it is known that a kernel must be compiled; and of each event.
-_BeforeCompile = Callable[[Target], None]
-_Tell = Callable[[Event], None]
 
 
 class CompileFunction(Protocol):
@@ -238,6 +234,7 @@ class KernelManager:
         self._images = _Once(most_kernels)
         self._kernels = _Once(most_kernels)
         self._callbacks: list[Callable[[Event], None]] = []
+        self._untold: dict[tuple[KernelSpec, Target], Event] = {}
         self._freezes = 0
 
     def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
@@ -291,14 +288,17 @@ class KernelManager:
         ArgumentError
             If an argument is not as described.
         """
-        return self.get_all((spec,), device)[0]
+        check_type(spec, KernelSpec, "spec")
+        return self._load(spec, spec.symbol, spec.params, device, lambda target: self.image(spec, target))
 
     def get_all(self, specs: Sequence[KernelSpec], device: Device) -> list[Kernel]:
         """Return the kernels of one call, as `get` does; those that must be compiled are compiled at the same time.
 
+        By threads that end with their compile; the compiler is called by several, then.
+
         Parameters
         ----------
-        specs : sequence of KernelSpec
+        specs : tuple or list of KernelSpec
             The kernels.
         device : int or SimulatedDevice
             The GPU's ordinal, or a simulated one.
@@ -308,35 +308,34 @@ class KernelManager:
         CompileError, CompilerNotFoundError, UnexpectedCompileError, DeviceNotFoundError, DriverError, ArgumentError
             As `get` raises them.
         """
+        if not isinstance(specs, (tuple, list)):
+            raise ArgumentError(f"specs is {shown(specs)}; it takes a tuple or list of KernelSpec")
         for spec in specs:
-            check_type(spec, KernelSpec, "spec")
+            check_type(spec, KernelSpec, "specs")
+        _check_device(device)
         others = list(specs)  # that were not asked for yet
-        beside: list[_CompileBeside] = []
+        beside: dict[KernelSpec, _CompileBeside] = {}
 
         def before_compile(target: Target) -> None:
-            # What warns of a compile does so in the caller's thread.
-            if not target.simulated and self._settings.on_compile == "allow":
-                absent = (other for other in others if (other, device) not in self._kernels)
-                beside.extend(_CompileBeside(self, other, target) for other in absent)
+            # What warns of a compile does so in the caller's thread, and at the interpreter's end only one thread may
+            # compile. Nobody waits for a GPU where kernels are simulated.
+            if not target.simulated and self._settings.on_compile == "allow" and not compiler.is_stopped():
+                for other in others:
+                    if (other, device) not in self._kernels:
+                        beside[other] = _CompileBeside(functools.partial(self._image_untold, other, target))
             others.clear()
 
         def image(spec: KernelSpec, target: Target) -> Image:
-            found = self._image(spec, target, before_compile, self._tell)
-            for compiled in beside:
-                if compiled.spec == spec:
-                    compiled.tell()
-            return found
+            if spec in beside:
+                beside.pop(spec).end()
+            return self._image(spec, target, before_compile)
 
         def load(spec: KernelSpec) -> Kernel:
             if spec in others:
                 others.remove(spec)
             return self._load(spec, spec.symbol, spec.params, device, lambda target: image(spec, target))
 
-        try:
-            return [load(spec) for spec in specs]
-        finally:
-            for compiled in beside:
-                compiled.end()
+        return [load(spec) for spec in specs]
 
     def get_static(
         self, family: str, symbol: str, params: Params, device: Device, program: Callable[[], str]
@@ -435,10 +434,22 @@ class KernelManager:
         target : int or Target
             An architecture, such as 90; or the simulator's.
         """
-        return self._image(spec, _target_of(spec, target), lambda _: None, self._tell)
+        return self._image(spec, _target_of(spec, target), lambda _: None)
 
-    def _image(self, spec: KernelSpec, target: Target, before_compile: _BeforeCompile, tell: _Tell) -> Image:
-        return self._images.get((spec, target), lambda: self._make_image(spec, target, before_compile, tell))
+    def _image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
+        found = self._images.get((spec, target), lambda: self._make_image(spec, target, before_compile))
+        # Of a compile by a thread of get_all(): in the thread of whoever gets it first, who may hold locks that a
+        # callback takes.
+        event = self._untold.pop((spec, target), None)
+        if event is not None:
+            self._tell(event)
+        return found
+
+    def _image_untold(self, spec: KernelSpec, target: Target) -> None:
+        def keep(event: Event) -> None:
+            self._untold[spec, target] = event
+
+        self._images.get((spec, target), lambda: self._make_image(spec, target, lambda _: None, keep))
 
     def _compiler_of(self, target: Target) -> str:
         if not target.simulated:
@@ -499,7 +510,13 @@ class KernelManager:
         if self._settings.on_compile == "warn":
             warnings.warn(f"transformer_rtc compiles {symbol} for {target}", RuntimeWarning, stacklevel=3)
 
-    def _make_image(self, spec: KernelSpec, target: Target, before_compile: _BeforeCompile, tell: _Tell) -> Image:
+    def _make_image(
+        self,
+        spec: KernelSpec,
+        target: Target,
+        before_compile: Callable[[Target], None],
+        tell: Callable[[Event], None] | None = None,
+    ) -> Image:
         found, key = self._read(spec, target)
         if found is not None:
             return found
@@ -535,7 +552,7 @@ class KernelManager:
             )
         if self._settings.log >= 2:
             print(f"{program}\n{compiled.log}", file=sys.stderr)
-        tell(Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler"))
+        (tell or self._tell)(Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler"))
         return Image(compiled.image, compiled.kind, "compiler")
 
     def _compile(self, spec: KernelSpec, program: str, target: Target) -> compiler.Compiled:
@@ -586,34 +603,28 @@ class KernelManager:
 
 
 class _CompileBeside:
-    """A thread that compiles one of a call's kernels, unless that is on disk, while the caller compiles another one.
+    """A thread that compiles one of a call's kernels, while the caller compiles another one."""
 
-    Events are told in the caller's thread: whoever is told of them may need a lock that the caller has.
-    """
-
-    def __init__(self, owner: KernelManager, spec: KernelSpec, target: Target) -> None:
-        self.spec = spec
-        self._owner = owner
-        self._target = target
-        self._events: list[Event] = []
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="transformer_rtc")
-        # There can be no more threads, as when the interpreter ends: the caller compiles it too.
+        # There can be no more threads, as when the interpreter ends: the caller compiles it, too.
         with contextlib.suppress(RuntimeError):
             self._thread.start()
 
     def _run(self) -> None:
-        with contextlib.suppress(Exception):  # whoever asks for it gets that
-            self._owner._image(self.spec, self._target, lambda _: None, self._events.append)
-
-    def tell(self) -> None:
-        """Tell, once, what has happened. Called when the image is there, which is not before."""
-        while self._events:
-            self._owner._tell(self._events.pop(0))
+        try:
+            self._work()
+        except Exception as error:
+            self._error = error
 
     def end(self) -> None:
+        """Wait for it, and raise what it was refused for."""
         if self._thread.ident is not None:
             self._thread.join()
-        self.tell()
+        if self._error is not None:
+            raise self._error
 
 
 manager = KernelManager(DiskCache(settings.cache_dir, settings.read_only_cache_dir, settings.cache_bytes))

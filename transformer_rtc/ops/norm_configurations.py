@@ -220,7 +220,7 @@ _FORWARD_SIZES = {
         _Entry(24576, 8, 1024, 3, in_shared=True, stages=3),  # 196608: 0.855, 0.840
     ),
     ("rms_norm", 4): (
-        _Entry(1024, 1, 512, 2),  # 4096: 0.974, 0.960
+        _Entry(1024, 1, 512, 2),  # 4096: 0.974, 0.960, of a run of their own
         _Entry(1792, 2, 128, 7, in_shared=True),  # 7168: 0.973, 0.898
         _Entry(2560, 2, 256, 5, in_shared=True),  # 10240: 0.974, 0.924
         _Entry(3200, 2, 320, 5, in_shared=True),  # 12800: 0.986, 0.771
@@ -264,7 +264,7 @@ _FORWARD_SIZES = {
     ),
     ("layer_norm", 4): (
         _Entry(192, 1, 64, 3, in_shared=True),  # 768: 0.949, 0.882
-        _Entry(256, 1, 128, 2),  # 1024: 0.982, 0.968
+        _Entry(256, 1, 128, 2),  # 1024: 0.982, 0.968, of a run of their own
         _Entry(576, 1, 192, 3, in_shared=True),  # 2304: 0.991, 0.958
         _Entry(960, 1, 256, 4, in_shared=True),  # 3840: 0.987, 0.974
         _Entry(1152, 1, 288, 4, in_shared=True),  # 4608: 0.998, 0.983
