@@ -535,6 +535,27 @@ def test_groups_that_take_rows_in_turn_are_a_multiple_of_their_unit(rows, most, 
     assert recorder.launches[0].grid == (launched, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("rows", "partial", "most", "launched"),
+    [
+        (64, 32768, 396, 64),
+        (128, 32768, 396, 64),  # two rows each: the sums of as many again would take longer
+        (256, 32768, 396, 128),
+        (512, 32768, 396, 171),  # three
+        (512, 32768, 100, 100),  # what is resident is fewer
+        (32768, 32768, 396, 396),
+        (128, 8192, 396, 128),  # short rows have small sums
+        (3, 2**27, 10, 1),
+        (2**30, 4, 2**20, 2**20),
+        (512, 0, 396, 396),  # none are left
+    ],
+)
+def test_groups_are_fewer_where_their_partial_sums_take_longer_than_rows_in_turn(rows, partial, most, launched):
+    recorder = Recorder(max_groups=most, partial_bytes=partial)
+    recorder(x=view((rows, 16)))
+    assert recorder.launches[0].grid == (launched, 1, 1)
+
+
 def test_heads_that_cannot_be_resident_together_are_refused():
     recorder = Recorder(whole_heads=True, max_groups=3, ctas_per_row=2, cooperative=True)
     recorder(x=view((6, 3, 16)), weight=view((3, 16)))
