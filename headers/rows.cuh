@@ -104,6 +104,21 @@ TRTC_DEVICE Beside beside_part(const Place<Config>& place, int64 columns, int64 
           place.first_column + place.most_columns + Config::vector <= columns || of_row.behind};
 }
 
+// A thread's Vecs of a part of a row, from the first one at `from` on: of the `left` elements from there on, and zeros.
+// `aligned`: all Vecs are, and none is there in part.
+template <class Config, class T, int N, int Count>
+TRTC_DEVICE void load_vecs(Vec<T, N> (&value)[Count], const T* from, int left, bool aligned) {
+  constexpr int stride = Config::threads * N;
+  if (aligned) {
+    // Without a branch between them.
+#pragma unroll
+    for (int k = 0; k < Count; ++k) value[k].load_if(from + k * stride, Config::filled(k) || k * stride < left);
+  } else {
+#pragma unroll
+    for (int k = 0; k < Count; ++k) value[k].load_elements(from + k * stride, left - k * stride);
+  }
+}
+
 // Copies a row's `count` elements from shared memory to global memory, which is aligned only to an element:
 // neighbouring threads write neighbouring aligned words of 4 bytes.
 template <class T>

@@ -74,6 +74,17 @@ TRTC_DEVICE uint32 larger_halves(uint32 a, uint32 b) {
   }
 }
 
+// All bits of each value of the 16-bit type T in a word that is not the one in `value`; 0 is equal to the one below
+// zero.
+template <class T>
+TRTC_DEVICE uint32 halves_other_than(uint32 word, uint32 value) {
+  if constexpr (is_same<T, bfloat16>) {
+    return bfloat16s_unlike(word, value);
+  } else {
+    return float16s_unlike(word, value);
+  }
+}
+
 // Two values of the 8-bit type T in the low half of a word. What the type cannot hold becomes its largest number.
 template <class T>
 TRTC_DEVICE uint32 bytes_from_floats(float low, float high) {

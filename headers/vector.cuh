@@ -48,6 +48,24 @@ struct Vec {
     }
   }
 
+  // From global memory, aligned to an element: the first `count` elements, all on their way at once, and zeros.
+  TRTC_DEVICE void load_elements(const T* address, int count) {
+    if constexpr (N < 4) {
+      fill(0);
+#pragma unroll
+      for (int i = 0; i < N; ++i) set_bits(i, load_element(address + i, i < count));
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; i += 4) {
+        if constexpr (sizeof(T) == 2) {
+          load_2_each(word[i / 2], word[i / 2 + 1], address + i, count - i);
+        } else {
+          load_4_each(word[i], word[i + 1], word[i + 2], word[i + 3], address + i, count - i);
+        }
+      }
+    }
+  }
+
   // From global memory, aligned.
   TRTC_DEVICE void load_aligned(const T* address) { load_whole<Space::global>(address); }
 
@@ -225,6 +243,21 @@ struct Vec {
     }
   }
 
+  // Elements become 0 where those of the other one are `value`, which is a number's bits, and whose sign counts only
+  // where it is not 0.
+  template <class U>
+  TRTC_DEVICE void clear_where(const Vec<U, N>& other, uint32 value) {
+    if constexpr (sizeof(T) == 2 && sizeof(U) == 2) {
+#pragma unroll
+      for (int i = 0; i < words; ++i) word[i] &= halves_other_than<U>(other.word[i], value | value << 16);
+    } else {
+      Vec<U, 1> one;
+      one.word[0] = value;
+#pragma unroll
+      for (int i = 0; i < N; ++i) set_bits(i, other.get(i) == one.get(0) ? 0 : bits(i));
+    }
+  }
+
   TRTC_DEVICE float get(int i) const {
     if constexpr (sizeof(T) == 4) {
       return float_from_bits(word[i]);
@@ -274,14 +307,8 @@ struct Vec {
       fill(0);
 #pragma unroll 1
       for (int i = min(count, N) - 1; i >= 0; --i) push(load_element(address + i));
-    } else if constexpr (N == 2) {
-      load_4(word[0], address, count > 0);
-      load_4(word[1], address + 1, count > 1);
     } else {
-#pragma unroll
-      for (int i = 0; i < N; i += 4) {
-        load_4_each(word[i], word[i + 1], word[i + 2], word[i + 3], address + i, count - i);
-      }
+      load_elements(address, count);
     }
   }
 };

@@ -250,23 +250,25 @@ TRTC_DEVICE typename Config::Part softmax_part(int thread, int shift, int column
   return {thread, shift, min(columns - first, capacity), begin, here.end};
 }
 
-// What an element adds to the sum of a row's gradients, and its own one; 0 where it did not take part.
+// The y of an element that did not take part. Whatever its dy is, it counts as 0, and its dx is 0.
+template <bool Logarithm, class Input>
+TRTC_DEVICE uint32 apart_bits() {
+  return Logarithm ? minus_infinity_bits<Input>() : 0;
+}
+
+// What an element that took part adds to the sum of a row's gradients, and its own one.
 template <bool Logarithm>
 TRTC_DEVICE float gradient_term(float y, float dy) {
-  const bool took_part = y != (Logarithm ? minus_infinity() : 0.0f);
-  return !took_part ? 0.0f : Logarithm ? dy : dy * y;
+  return Logarithm ? dy : dy * y;
 }
 
 template <bool Logarithm, class Output>
 TRTC_DEVICE float gradient_of(float y, float dy, float sum, float scale) {
-  const bool took_part = y != (Logarithm ? minus_infinity() : 0.0f);
-  float found;
   if constexpr (Logarithm) {
-    found = fused_multiply_add(-large_exponential_for<Output>(y), sum * (1.0f / large_one), dy);
+    return scale * fused_multiply_add(-large_exponential_for<Output>(y), sum * (1.0f / large_one), dy);
   } else {
-    found = y * (dy - sum);
+    return scale * (y * (dy - sum));
   }
-  return took_part ? scale * found : 0.0f;
 }
 
 // ---- The gradient of a mask of floats -------------------------------------------------------------------------------
@@ -337,7 +339,10 @@ TRTC_DEVICE void add_masked_rows(const Params& params, const Rows& rows, const M
       float y[N], dy[N];
       rows.template load<Whole>(row, masked.query, columns, y, dy);
 #pragma unroll
-      for (int i = 0; i < N; ++i) block[i] += gradient_of<Logarithm, float>(y[i], dy[i], of_row, 1.0f);
+      for (int i = 0; i < N; ++i) {
+        const bool took_part = y[i] != (Logarithm ? minus_infinity() : 0.0f);
+        block[i] += took_part ? gradient_of<Logarithm, float>(y[i], dy[i], of_row, 1.0f) : 0.0f;
+      }
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i] += block[i];

@@ -21,8 +21,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
                 "a CTA takes whole rows in turn");
   using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(), 1,
                                  again, again ? 2 : 1>;
-  // What no column has, and what did not take part.
-  const uint32 nothing = Config::logarithm ? minus_infinity_bits<Input>() : 0;
+  // What no column has, too.
+  const uint32 apart = apart_bits<Config::logarithm, Input>();
 
   TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = softmax_place<Config>(params);
@@ -30,8 +30,6 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
   auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
   const bool shifted = !Config::tiled && !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
-  const bool y_apart = rows_apart<N>(params, params.columns, params.y_outer_stride, params.y_inner_stride);
-  const bool dy_apart = rows_apart<N>(params, params.columns, params.dy_outer_stride, params.dy_inner_stride);
   Reduction reduction;
   reduction.begin(params, place.rank);
   const auto y_of = [&](int64 row) {
@@ -81,24 +79,32 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
 
     Vec<Input, N> of_y[steps];
     Vec<Gradient, N> of_dy[steps];
-    const auto beside = [&](bool apart) { return beside_part(place, params.columns, row, params.rows, apart); };
+    const auto beside = [&](int64 outer_stride, int64 inner_stride) {
+      const bool apart = rows_apart<N>(params, params.columns, outer_stride, inner_stride);
+      return beside_part(place, params.columns, row, params.rows, apart);
+    };
     const auto load = [&](const Part& part, int first) {
       if constexpr (Config::in_turn) {
         if (comes) {
           wait_async();
-          next_y.load(of_y, nothing);
+          next_y.load(of_y, apart);
           next_dy.load(of_dy, 0);
           fetch(row + place.stride);
           return;
         }
       }
       if constexpr (Config::tiled) {
-        tiles.now.load(of_y, nothing);
+        tiles.now.load(of_y, apart);
         tiles.now.of_array(1).load(of_dy, 0);
+      } else if (part.is_full() && dy_aligned) {
+        part.bring_full(of_y, y + first);
+        part.bring_full(of_dy, dy + first);
       } else {
-        const bool settles = part.bring(of_y, y + first, nothing, beside(y_apart), true);
-        const bool dy_settles = part.bring(of_dy, dy + first, 0, beside(dy_apart), dy_aligned);
-        if (settles) part.settle(of_y, y + first, nothing);
+        const bool settles = part.template bring<false>(of_y, y + first, apart,
+                                                        beside(params.y_outer_stride, params.y_inner_stride), true);
+        const bool dy_settles = part.template bring<false>(
+            of_dy, dy + first, 0, beside(params.dy_outer_stride, params.dy_inner_stride), dy_aligned);
+        if (settles) part.settle(of_y, y + first, apart);
         if (dy_settles) part.settle(of_dy, dy + first, 0, true);
       }
     };
@@ -112,6 +118,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
         if (part.meets(k)) {
+          of_dy[k].clear_where(of_y[k], apart);
 #pragma unroll
           for (int i = 0; i < N; ++i) term[i] = gradient_term<Config::logarithm>(of_y[k].get(i), of_dy[k].get(i));
           sums.add(part, k, term);
@@ -152,11 +159,14 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
             }
             result[k].set(i, found[0], found[1]);
           }
+          result[k].clear_where(of_y[k], apart);
         }
       }
       if constexpr (Config::tiled) {
         tiles.now.put(result);
         tiles.now.template store<Output>({params.dx, params.dx_outer_stride, params.dx_inner_stride}, params);
+      } else if (part.is_full() && dx_aligned) {
+        part.store_full(result, dx + first);
       } else {
         part.store(result, dx + first, dx_aligned);
       }

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import softmax_reference as expected
-from reference import assert_within
+from reference import NUMPY_TYPES, assert_within
 
 from transformer_rtc import dispatch, log_softmax, log_softmax_backward, softmax, softmax_backward
 from transformer_rtc.ops import softmax as module
@@ -114,3 +114,28 @@ def hold_same_bits(x: np.ndarray, dy: np.ndarray, offsets: Sequence[int]) -> Non
         for one, other in zip(results[0], others, strict=True):
             np.testing.assert_array_equal(one, other)
     assert all((row == y[0]).all() for row in y) and (lse == lse[0]).all()
+
+
+def hold_what_took_no_part(columns, of_y, of_dy, out, rng) -> None:
+    """Hold dx to 0 just where y is 0 of either sign, or -infinity, beside the y next to that and sums of no number."""
+    import ml_dtypes
+
+    limits = ml_dtypes.finfo(NUMPY_TYPES[of_y])
+    for back in (softmax_backward, log_softmax_backward):
+        logarithm = back is log_softmax_backward
+        absent = rng.random((4, columns)) < 0.4
+        absent[1:3, :2] = False
+        y = rng.uniform(0.1, 1, absent.shape)
+        y = (np.log(y) if logarithm else y).astype(NUMPY_TYPES[of_y])
+        y[absent] = -np.inf if logarithm else np.where(rng.random(absent.sum()) < 0.5, 0.0, -0.0)
+        dy = expected.drawn(rng, y.shape, of_dy)
+        dy[absent] = np.where(rng.random(absent.sum()) < 0.5, np.nan, np.inf)
+        y[1, 0], dy[1, 0] = limits.min if logarithm else limits.smallest_subnormal, np.nan
+        y[2, :2] = np.inf, np.nan
+        dx = back(dy, y, out_dtype=out.name)
+        found = dx[absent].astype(np.float32)
+        assert (found == 0).all() and not np.signbit(found).any()
+        numbers = np.isfinite(dx.astype(np.float32))
+        assert numbers[[0, 3]].all() and not numbers[1][~absent[1]].any() and not numbers[2, :2].any()
+        # Of its logarithm, a row's sum is that of dy.
+        assert numbers[2][~absent[2]].sum() == ((~absent[2]).sum() - 2 if logarithm else 0)

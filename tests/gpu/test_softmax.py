@@ -9,7 +9,7 @@ import pytest
 import softmax_reference as expected
 from frameworks import capture
 from reference import NUMPY_TYPES, assert_within
-from softmax_calls import MASKS, at, bits, hold
+from softmax_calls import MASKS, at, bits, hold, hold_what_took_no_part
 
 import transformer_rtc
 from transformer_rtc import log_softmax, log_softmax_backward, softmax, softmax_backward
@@ -147,6 +147,12 @@ def test_infinities_nan_and_rows_of_nothing(implementation, rng):
         y = softmax(x)
         np.testing.assert_array_equal(np.isnan(y), np.isnan(found["y"].value))
         assert (y[0] == 0).all() and (softmax_backward(x, y)[0] == 0).all()
+
+
+@pytest.mark.parametrize("columns", [5, 30, 100, 1001, 4096, 20_001, 70_001, 300_000])
+def test_what_took_no_part_is_told_by_y_alone(columns, implementation, rng):
+    for of_y, of_dy, out in itertools.product(FLOATS, FLOATS, FLOATS):
+        hold_what_took_no_part(columns, of_y, of_dy, out, rng)
 
 
 @pytest.mark.parametrize("columns", [4096, 4097, 70_000])

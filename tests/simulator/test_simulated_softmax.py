@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import softmax_reference as expected
 from reference import NUMPY_TYPES, U, assert_within
-from softmax_calls import MASKS, at, bits, configured, hold, hold_same_bits
+from softmax_calls import MASKS, at, bits, configured, hold, hold_same_bits, hold_what_took_no_part
 
 import transformer_rtc
 from transformer_rtc import (
@@ -534,6 +534,17 @@ def test_no_gradient_where_nothing_took_part(static, rng):
             dy[mask] = np.where(rng.random(mask.sum()) < 0.5, np.nan, np.inf)
             dx = back(dy, y)
             assert (dx[mask] == 0).all() and np.isfinite(dx).all()
+
+
+@pytest.mark.parametrize("name", ["warps", "staged", None])
+def test_what_took_no_part_is_told_by_y_alone(name, held, rng):
+    if name:
+        held(CONFIGS[name])
+    # Where y and what is made 0 both have 16 bits, two at a time.
+    types = [(one, one, one) for one in FLOATS] + [(BFLOAT16, FLOAT32, FLOAT16), (FLOAT32, BFLOAT16, FLOAT16)]
+    with using(simulated(static=name is None)):
+        for of_y, of_dy, out in types:
+            hold_what_took_no_part(37, of_y, of_dy, out, rng)
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])

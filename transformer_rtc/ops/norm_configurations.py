@@ -174,8 +174,7 @@ _FORWARD = {
         _Entry(128, 1, 32, 4, in_shared=True, together=2),  # 1024: 0.956; four rows apart 0.924
         _Entry(256, 1, 64, 4),  # 2048: 0.930
         _Entry(480, 1, 64, 8, in_shared=True),  # 3840: 0.969; by 128 threads 0.922
-        # 4096: 0.959; by 64 threads 0.953; in registers 0.963, and 16 rows take 2.4 us in a graph instead of 2.1
-        _Entry(512, 1, 128, 4, in_shared=True),
+        _Entry(512, 1, 128, 4),  # 4096: 0.959; in shared memory 0.965, and 16 rows take 2.0 us in a graph, not 1.7
         _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.997
         _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.992
         _Entry(4096, 2, 256, 8, in_shared=True),  # 32768: 0.990; two rows together 0.972
@@ -187,8 +186,9 @@ _FORWARD = {
         _Entry(64, 1, 32, 2, 4),  # 256: 1.04
         _Entry(128, 1, 64, 2),  # 512: 0.942
         _Entry(256, 1, 64, 4, in_shared=True),  # 1024: 0.976
-        _Entry(512, 1, 128, 4, in_shared=True),  # 2048: 0.962; by 64 threads 0.952
-        _Entry(1024, 1, 256, 4, in_shared=True),  # 4096: 0.978; in registers 0.974
+        # 2048: 0.962; by 64 threads 0.952; in shared memory as much, but of few rows, and to compile, they take longer
+        _Entry(512, 1, 128, 4),
+        _Entry(1024, 1, 256, 4),  # 4096: 0.978; likewise
         _Entry(2048, 1, 256, 8, in_shared=True),  # 8192: 0.974
         _Entry(4096, 2, 256, 8, in_shared=True),  # 16384: 0.983
         _Entry(8192, 8, 128, 8, in_shared=True),  # 32768: 0.968; in turn 0.912
