@@ -120,6 +120,8 @@ class _Entry(NamedTuple):
         As `NormConfig` has them.
     bulk, ahead : bool
         Likewise: `NormConfig.bulk` and `NormConfig.statistics_ahead`.
+    alone : bool
+        Whether the line is for rows of one array: a residual beside them leaves too few registers.
     """
 
     vectors: int
@@ -132,6 +134,7 @@ class _Entry(NamedTuple):
     together: int = 1
     bulk: bool = False
     ahead: bool = False
+    alone: bool = False
 
 
 # By the norm and the bytes of the widest element. Each line is the fastest of 10 to 60 configurations of its size on an
@@ -174,7 +177,9 @@ _FORWARD = {
         _Entry(128, 1, 32, 4, in_shared=True, together=2),  # 1024: 0.956; four rows apart 0.924
         _Entry(256, 1, 64, 4),  # 2048: 0.930
         _Entry(480, 1, 64, 8, in_shared=True),  # 3840: 0.969; by 128 threads 0.922
-        _Entry(512, 1, 128, 4),  # 4096: 0.959; in shared memory 0.965, and 16 rows take 2.0 us in a graph, not 1.7
+        # 4096: 0.944 to 0.959; in shared memory 0.965, but 16 rows take 2.2 us in a graph instead of 1.7
+        _Entry(512, 1, 128, 4, alone=True),
+        _Entry(512, 1, 128, 4, in_shared=True),  # with a residual: 0.998, in registers 0.942
         _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.997
         _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.992
         _Entry(4096, 2, 256, 8, in_shared=True),  # 32768: 0.990; two rows together 0.972
@@ -187,8 +192,10 @@ _FORWARD = {
         _Entry(128, 1, 64, 2),  # 512: 0.942
         _Entry(256, 1, 64, 4, in_shared=True),  # 1024: 0.976
         # 2048: 0.962; by 64 threads 0.952; in shared memory as much, but of few rows, and to compile, they take longer
-        _Entry(512, 1, 128, 4),
-        _Entry(1024, 1, 256, 4),  # 4096: 0.978; likewise
+        _Entry(512, 1, 128, 4, alone=True),
+        _Entry(512, 1, 128, 4, in_shared=True),
+        _Entry(1024, 1, 256, 4, alone=True),  # 4096: 0.978; likewise
+        _Entry(1024, 1, 256, 4, in_shared=True),  # with a residual: 1.006, in registers 0.956
         _Entry(2048, 1, 256, 8, in_shared=True),  # 8192: 0.974
         _Entry(4096, 2, 256, 8, in_shared=True),  # 16384: 0.983
         _Entry(8192, 8, 128, 8, in_shared=True),  # 32768: 0.968; in turn 0.912
@@ -753,7 +760,7 @@ def configure(
         exact = division.fitted(limits, 2 if pairs else 1, staged)
     entries: tuple[_Entry, ...] = (*exact, *general)
     if len(rows) > 1:
-        entries = (*(entry for entry in entries if entry.ctas == 1), *_FORWARD_RESIDUAL)
+        entries = (*(entry for entry in entries if entry.ctas == 1 and not entry.alone), *_FORWARD_RESIDUAL)
     if hidden % division.full:
         ragged = division.uneven("forward", _RAGGED_FORWARD[table[0]], ())
         # RMSNorm of floats is faster in registers (4097: 0.90, ragged 0.83).
