@@ -556,6 +556,13 @@ def test_groups_are_fewer_where_their_partial_sums_take_longer_than_rows_in_turn
     assert recorder.launches[0].grid == (launched, 1, 1)
 
 
+def test_groups_are_no_fewer_than_heads_however_large_their_partial_sums():
+    rule = {"whole_heads": True, "ctas_per_row": 2, "cooperative": True, "partial_bytes": 2**27}
+    recorder = Recorder(max_groups=6, **rule)
+    recorder(x=view((50, 6, 16)), weight=view((6, 16)))
+    assert recorder.launches[0].grid == (12, 1, 1)
+
+
 def test_heads_that_cannot_be_resident_together_are_refused():
     recorder = Recorder(whole_heads=True, max_groups=3, ctas_per_row=2, cooperative=True)
     recorder(x=view((6, 3, 16)), weight=view((3, 16)))

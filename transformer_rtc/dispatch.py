@@ -179,7 +179,8 @@ class LaunchRule(NamedTuple):
     workspace_bytes : int
         Of each group of CTAs that shares rows, zeroed before the first launch.
     partial_bytes : int
-        Of each such group, for what later launches read; not zeroed.
+        Of each such group, for what later launches read; not zeroed. There are fewer groups where these would take
+        longer than rows in turn.
     row_bytes : int
         Of each row, likewise.
     persistent : bool

@@ -720,10 +720,10 @@ void Operator::check_margin(const Call& call, int64_t multiprocessors) const {
 namespace {
 
 // How many of some rows each of the groups has in turn that leave partial sums. A row more takes a group about as long
-// as this many bytes of them take, which are written and read again: t rows are the best from t (t - 1) of these ratios
-// on. H200, LayerNorm's backward in bfloat16, rows x columns, us in a graph: 128 x 4096 6.9, by groups of one row each,
-// to 6.7; 256 x 4096 9.7 to 7.9; 512 x 4096 12.6 to 10.9; 128 x 16384 13.0 to 9.3. By two thirds of the bytes or four
-// thirds some of these are 0.1 less, and others more.
+// as it takes to write and read again so many bytes of them: t rows are the best where groups of one row each would
+// leave t (t - 1) times as many, or more. H200, LayerNorm's backward in bfloat16, rows x columns, us in a graph, before
+// by as many groups as are resident: 128 x 4096 6.9, and 6.7; 256 x 4096 9.7, and 7.9; 512 x 4096 12.6, and 10.9 (by
+// two thirds of the bytes 10.2, and 256 rows 8.3); 128 x 16384 13.0, and 9.3 (10.3).
 constexpr double kBytesOfTurn = 1.8e6;
 
 double turns_of_group(int64_t rows, int64_t partial_bytes) {
@@ -742,10 +742,11 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
     most = std::max<int64_t>(1, most * (plan.multiprocessors - call.sm_margin) / plan.multiprocessors);
   }
   const int64_t groups = (layout.geometry.rows + plan.rows_per_cta - 1) / plan.rows_per_cta;
-  if (plan.partial_bytes > 0) {
-    most = std::min(most, static_cast<int64_t>(std::ceil(groups / turns_of_group(groups, plan.partial_bytes))));
-  }
   int64_t launched = in_turn ? std::min(groups, most) : groups;
+  if (in_turn && plan.partial_bytes > 0) {
+    const double turns = turns_of_group(groups, plan.partial_bytes);
+    launched = std::min(launched, static_cast<int64_t>(std::ceil(static_cast<double>(groups) / turns)));
+  }
   if (launched < groups && launched > plan.group_unit) launched -= launched % plan.group_unit;
   if (layout.per_head && plan.whole_heads) {
     const int64_t unit = layout.heads / std::gcd(layout.heads, plan.rows_per_cta);
