@@ -117,7 +117,8 @@ TRTC_DEVICE uint32 spread_signs(uint32 word, uint32 bytes) {
   return bits;
 }
 
-// All bits of each half of a word that is not that of `value`; where that is 0, neither a 0 below zero.
+// All bits of each half of a word that is not that of `value`, which has one half twice; where it is 0, neither a 0
+// below zero.
 TRTC_DEVICE uint32 halves_unlike(uint32 word, uint32 value) {
   const uint32 differing = value == 0 ? word & 0x7fff7fffu : word ^ value;
   return spread_signs(((differing & 0x7fff7fffu) + 0x7fff7fffu) | differing, 0x3311u);
@@ -402,8 +403,8 @@ TRTC_DEVICE void store_relaxed_global(float* address, float value) {
 // Programmatic dependent launch (sm_90 and newer): a launch may begin when the CTAs of the one before it on the stream
 // are leaving. Here it waits until that has ended and what it wrote is there: every kernel's first statement, before any
 // access to global memory. None lets the next one begin before it leaves: where that has many CTAs, they take places and
-// bandwidth from CTAs that work (backward and its second launch, 4096 x 4096: 32.1 us in a graph, and 30.2), and where it
-// has few, that gains nothing (LayerNorm of 16 rows of 4096: 1.67 us in a graph, and 1.78).
+// bandwidth from CTAs that work (backward and its second launch, 4096 x 4096: 30.2 us in a graph become 32.1), and where
+// it has few, nothing is gained (LayerNorm of 16 rows of 4096: 1.7 us become 1.7 to 1.8).
 TRTC_DEVICE void wait_for_last_launch() {
 #if TRTC_ARCHITECTURE >= 90
   TRTC_PTX(asm volatile("griddepcontrol.wait;" ::: "memory");)

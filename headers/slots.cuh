@@ -54,7 +54,7 @@ struct Slots {
 
   // Brings what is used of an array of the part's columns; `fill` is what any other slot has. `aligned`: the array's
   // shift is that of the slots. Whether settle() is yet to be called: by then other arrays are on their way. Not
-  // `MayBeFull`: the caller brings those of a full part by itself.
+  // `MayBeFull`: a full part is brought as any other.
   template <bool MayBeFull = true, class T>
   TRTC_DEVICE bool bring(Vec<T, N> (&value)[Steps], const T* part, uint32 fill, Beside beside, bool aligned) const {
     const bool whole = shift == 0 && columns % N == 0;

@@ -250,13 +250,19 @@ TRTC_DEVICE typename Config::Part softmax_part(int thread, int shift, int column
   return {thread, shift, min(columns - first, capacity), begin, here.end};
 }
 
-// The y of an element that did not take part. Whatever its dy is, it counts as 0, and its dx is 0.
+// The bits of y of an element that did not take part, and whether one did. Whatever its dy is, its dx is 0, and its dy
+// counts as 0.
 template <bool Logarithm, class Input>
-TRTC_DEVICE uint32 apart_bits() {
+TRTC_DEVICE uint32 absent_bits() {
   return Logarithm ? minus_infinity_bits<Input>() : 0;
 }
+template <bool Logarithm>
+TRTC_DEVICE bool took_part(float y) {
+  return y != (Logarithm ? minus_infinity() : 0.0f);
+}
 
-// What an element that took part adds to the sum of a row's gradients, and its own one.
+// What an element adds to the sum of a row's gradients, of which dy is 0 where it did not take part; and its own
+// gradient, where it did.
 template <bool Logarithm>
 TRTC_DEVICE float gradient_term(float y, float dy) {
   return Logarithm ? dy : dy * y;
@@ -340,8 +346,7 @@ TRTC_DEVICE void add_masked_rows(const Params& params, const Rows& rows, const M
       rows.template load<Whole>(row, masked.query, columns, y, dy);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const bool took_part = y[i] != (Logarithm ? minus_infinity() : 0.0f);
-        block[i] += took_part ? gradient_of<Logarithm, float>(y[i], dy[i], of_row, 1.0f) : 0.0f;
+        block[i] += took_part<Logarithm>(y[i]) ? gradient_of<Logarithm, float>(y[i], dy[i], of_row, 1.0f) : 0.0f;
       }
     }
 #pragma unroll

@@ -21,8 +21,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
                 "a CTA takes whole rows in turn");
   using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(), 1,
                                  again, again ? 2 : 1>;
-  // What no column has, too.
-  const uint32 apart = apart_bits<Config::logarithm, Input>();
+  // What a slot without a column has, too.
+  const uint32 absent = absent_bits<Config::logarithm, Input>();
 
   TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = softmax_place<Config>(params);
@@ -87,24 +87,24 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       if constexpr (Config::in_turn) {
         if (comes) {
           wait_async();
-          next_y.load(of_y, apart);
+          next_y.load(of_y, absent);
           next_dy.load(of_dy, 0);
           fetch(row + place.stride);
           return;
         }
       }
       if constexpr (Config::tiled) {
-        tiles.now.load(of_y, apart);
+        tiles.now.load(of_y, absent);
         tiles.now.of_array(1).load(of_dy, 0);
       } else if (part.is_full() && dy_aligned) {
         part.bring_full(of_y, y + first);
         part.bring_full(of_dy, dy + first);
       } else {
-        const bool settles = part.template bring<false>(of_y, y + first, apart,
+        const bool settles = part.template bring<false>(of_y, y + first, absent,
                                                         beside(params.y_outer_stride, params.y_inner_stride), true);
         const bool dy_settles = part.template bring<false>(
             of_dy, dy + first, 0, beside(params.dy_outer_stride, params.dy_inner_stride), dy_aligned);
-        if (settles) part.settle(of_y, y + first, apart);
+        if (settles) part.settle(of_y, y + first, absent);
         if (dy_settles) part.settle(of_dy, dy + first, 0, true);
       }
     };
@@ -118,7 +118,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
         if (part.meets(k)) {
-          of_dy[k].clear_where(of_y[k], apart);
+          of_dy[k].clear_where(of_y[k], absent);
 #pragma unroll
           for (int i = 0; i < N; ++i) term[i] = gradient_term<Config::logarithm>(of_y[k].get(i), of_dy[k].get(i));
           sums.add(part, k, term);
@@ -159,7 +159,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
             }
             result[k].set(i, found[0], found[1]);
           }
-          result[k].clear_where(of_y[k], apart);
+          result[k].clear_where(of_y[k], absent);
         }
       }
       if constexpr (Config::tiled) {

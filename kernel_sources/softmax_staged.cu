@@ -234,8 +234,8 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
   using Part = Blocks<threads, N>;
   using Reduction =
       RowReduction<threads, 1, Config::ctas_per_row, Config::exchange(), 1, Config::repeats, Config::repeats ? 2 : 1>;
-  // What no column has, too.
-  const uint32 apart = apart_bits<Config::logarithm, Input>();
+  // What a slot without a column has, too.
+  const uint32 absent = absent_bits<Config::logarithm, Input>();
 
   TRTC_DYNAMIC_SHARED(char, shared);
   const auto place = softmax_place<Config>(params);
@@ -262,7 +262,7 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
     part.fetch_beside(staged_y, y, true, beside(y_apart));
     part.fetch_beside(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0), beside(dy_apart));
     wait_async();
-    if (Config::causal || part.has_edges()) part.blank(staged_y, apart);
+    if (Config::causal || part.has_edges()) part.blank(staged_y, absent);
     const int first = part.first_of_thread(), stop = part.stop();
 
     // ---- The sum over the row
@@ -273,7 +273,7 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
       Vec<Gradient, N> of_dy;
       of_y.load_shared(staged_y + block * N);
       of_dy.load_shared(staged_dy + block * N);
-      of_dy.clear_where(of_y, apart);
+      of_dy.clear_where(of_y, absent);
       float term[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) term[i] = gradient_term<Config::logarithm>(of_y.get(i), of_dy.get(i));
@@ -307,7 +307,7 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
           }
           result.set(i, found[0], found[1]);
         }
-        result.clear_where(of_y, apart);
+        result.clear_where(of_y, absent);
       }
       part.store(result, dx, block, dx_whole);
     }

@@ -551,13 +551,27 @@ def test_groups_that_take_rows_in_turn_are_a_multiple_of_their_unit(rows, most, 
     ],
 )
 def test_groups_are_fewer_where_their_partial_sums_take_longer_than_rows_in_turn(rows, partial, most, launched):
+    recorder = Recorder(max_groups=most, partial_bytes=partial, turn_bytes=1_800_000)
+    recorder(x=view((rows, 16)))
+    assert recorder.launches[0].grid == (launched, 1, 1)
+    # Rows that a CTA has together are one turn; and groups are fewer only where a rule says what a turn is worth.
+    recorder = Recorder(max_groups=most, partial_bytes=partial, turn_bytes=1_800_000, rows_per_cta=2)
+    recorder(x=view((2 * rows, 16)))
+    assert recorder.launches[0].grid == (launched, 1, 1)
     recorder = Recorder(max_groups=most, partial_bytes=partial)
+    recorder(x=view((rows, 16)))
+    assert recorder.launches[0].grid == (min(rows, most), 1, 1)
+
+
+@pytest.mark.parametrize(("rows", "most", "launched"), [(30, 396, 16), (100, 22, 16), (7, 396, 7), (4, 396, 4)])
+def test_groups_that_are_fewer_are_a_multiple_of_their_unit_too(rows, most, launched):
+    recorder = Recorder(max_groups=most, group_unit=8, partial_bytes=200_000, turn_bytes=1_800_000)
     recorder(x=view((rows, 16)))
     assert recorder.launches[0].grid == (launched, 1, 1)
 
 
 def test_groups_are_no_fewer_than_heads_however_large_their_partial_sums():
-    rule = {"whole_heads": True, "ctas_per_row": 2, "cooperative": True, "partial_bytes": 2**27}
+    rule = {"whole_heads": True, "ctas_per_row": 2, "cooperative": True, "partial_bytes": 2**27, "turn_bytes": 1}
     recorder = Recorder(max_groups=6, **rule)
     recorder(x=view((50, 6, 16)), weight=view((6, 16)))
     assert recorder.launches[0].grid == (12, 1, 1)

@@ -117,6 +117,7 @@ class Plan:
         multiprocessors: int,
         row_bytes: int = 0,
         group_unit: int = 1,
+        turn_bytes: int = 0,
     ) -> None: ...
 
 class Operator:

@@ -179,8 +179,10 @@ class LaunchRule(NamedTuple):
     workspace_bytes : int
         Of each group of CTAs that shares rows, zeroed before the first launch.
     partial_bytes : int
-        Of each such group, for what later launches read; not zeroed. There are fewer groups where these would take
-        longer than rows in turn.
+        Of each such group, for what later launches read; not zeroed.
+    turn_bytes : int
+        Of a persistent launch: to write and read again so many bytes of these takes about as long as one more row for
+        each group, so there are fewer groups than may be resident where that saves time; 0: there are not.
     row_bytes : int
         Of each row, likewise.
     persistent : bool
@@ -212,6 +214,7 @@ class LaunchRule(NamedTuple):
     dynamic_shared_memory: int = 0
     workspace_bytes: int = 0
     partial_bytes: int = 0
+    turn_bytes: int = 0
     row_bytes: int = 0
     persistent: bool = False
     columns_per_cta: int = 0
@@ -436,6 +439,7 @@ class Operator:
             kernel.multiprocessors,
             rule.row_bytes,
             rule.group_unit,
+            rule.turn_bytes,
         )
 
     def _fill(self, source: str, offset: int) -> tuple[_native.Source, int, int]:

@@ -536,6 +536,19 @@ def test_no_gradient_where_nothing_took_part(static, rng):
             assert (dx[mask] == 0).all() and np.isfinite(dx).all()
 
 
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+def test_a_row_that_fills_its_slots_has_the_same_bits_beside_any_alignment(dtype, held, rng):
+    config = CONFIGS["warps"]
+    held(config)
+    columns = capacity(config, 16 // dtype.bytes)
+    with using(simulated()):
+        y, dy = softmax(expected.drawn(rng, (3, columns), dtype)), expected.drawn(rng, (3, columns), dtype)
+        wanted = softmax_backward(dy, y)
+        for of_dy, of_y in ((1, 0), (0, 1), (1, 1), (3, 8)):
+            found = softmax_backward(at(dy, of_dy), at(y, of_y))
+            np.testing.assert_array_equal(bits(found), bits(wanted))
+
+
 @pytest.mark.parametrize("name", ["warps", "staged", None])
 def test_what_took_no_part_is_told_by_y_alone(name, held, rng):
     if name:

@@ -387,18 +387,18 @@ PYBIND11_MODULE(_native, module) {
   plan.def(
       py::init([](std::vector<Stage> stages, int64_t rows_per_cta, int64_t ctas_per_row, int64_t max_groups,
                   int64_t workspace_bytes, int64_t partial_bytes, bool whole_heads, int64_t multiprocessors,
-                  int64_t row_bytes, int64_t group_unit) {
+                  int64_t row_bytes, int64_t group_unit, int64_t turn_bytes) {
         for (size_t i = 0; i < stages.size(); ++i) {
           if ((stages[i].columns_per_cta != 0) != (i > 0)) {
             throw std::invalid_argument("a plan's first launch is over rows, and the others are over columns or heads");
           }
         }
-        return Plan{std::move(stages), rows_per_cta, ctas_per_row, max_groups, workspace_bytes,
-                    partial_bytes,     row_bytes,    whole_heads,  group_unit, multiprocessors};
+        return Plan{std::move(stages), rows_per_cta, ctas_per_row, max_groups,      workspace_bytes, partial_bytes,
+                    row_bytes,         whole_heads,  group_unit,   multiprocessors, turn_bytes};
       }),
       py::arg("stages"), py::arg("rows_per_cta"), py::arg("ctas_per_row"), py::arg("max_groups"),
       py::arg("workspace_bytes"), py::arg("partial_bytes"), py::arg("whole_heads"), py::arg("multiprocessors"),
-      py::arg("row_bytes") = 0, py::arg("group_unit") = 1);
+      py::arg("row_bytes") = 0, py::arg("group_unit") = 1, py::arg("turn_bytes") = 0);
   plan.attr("ANY_GROUPS") = Plan::kAnyGroups;
   plan.attr("OF_HEADS") = Plan::kOfHeads;
 

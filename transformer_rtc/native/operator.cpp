@@ -717,22 +717,6 @@ void Operator::check_margin(const Call& call, int64_t multiprocessors) const {
   }
 }
 
-namespace {
-
-// How many of some rows each of the groups has in turn that leave partial sums. A row more takes a group about as long
-// as it takes to write and read again so many bytes of them: t rows are the best where groups of one row each would
-// leave t (t - 1) times as many, or more. H200, LayerNorm's backward in bfloat16, rows x columns, us in a graph, before
-// by as many groups as are resident: 128 x 4096 6.9, and 6.7; 256 x 4096 9.7, and 7.9; 512 x 4096 12.6, and 10.9 (by
-// two thirds of the bytes 10.2, and 256 rows 8.3); 128 x 16384 13.0, and 9.3 (10.3).
-constexpr double kBytesOfTurn = 1.8e6;
-
-double turns_of_group(int64_t rows, int64_t partial_bytes) {
-  return std::floor(0.5 +
-                    std::sqrt(0.25 + static_cast<double>(rows) * static_cast<double>(partial_bytes) / kBytesOfTurn));
-}
-
-}  // namespace
-
 int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& plan) const {
   const std::string& first_name = arguments_[0].called;
   const bool in_turn = plan.max_groups < Plan::kAnyGroups;
@@ -743,9 +727,12 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
   }
   const int64_t groups = (layout.geometry.rows + plan.rows_per_cta - 1) / plan.rows_per_cta;
   int64_t launched = in_turn ? std::min(groups, most) : groups;
-  if (in_turn && plan.partial_bytes > 0) {
-    const double turns = turns_of_group(groups, plan.partial_bytes);
-    launched = std::min(launched, static_cast<int64_t>(std::ceil(static_cast<double>(groups) / turns)));
+  if (in_turn && plan.turn_bytes > 0) {
+    // t rows in turn are the best where groups of one row each would leave t (t - 1) times `turn_bytes`, or more.
+    const double ratio = static_cast<double>(groups) * static_cast<double>(plan.partial_bytes) / plan.turn_bytes;
+    const double turns = std::floor(0.5 + std::sqrt(0.25 + ratio));
+    const auto worth = static_cast<int64_t>(std::ceil(static_cast<double>(groups) / turns));
+    launched = std::min(launched, (worth + plan.group_unit - 1) / plan.group_unit * plan.group_unit);
   }
   if (launched < groups && launched > plan.group_unit) launched -= launched % plan.group_unit;
   if (layout.per_head && plan.whole_heads) {

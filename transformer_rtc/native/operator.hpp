@@ -112,11 +112,12 @@ struct Plan {
   int64_t ctas_per_row;
   int64_t max_groups;       // of CTAs that share rows, in one grid; fewer than kAnyGroups take rows in turn
   int64_t workspace_bytes;  // per group, zeroed before the first launch
-  int64_t partial_bytes;    // per group, from the first launch to the others; groups are fewer where they are many
+  int64_t partial_bytes;    // per group, from the first launch to the others
   int64_t row_bytes;        // per row, likewise
   bool whole_heads;         // each group gets rows of the same heads again and again, and keeps what belongs to them
   int64_t group_unit;       // groups that take rows in turn are a multiple of it, if there are more
   int64_t multiprocessors;
+  int64_t turn_bytes;  // of partial sums that take as long as a row more in turn; 0: no fewer groups because of them
 };
 
 // The call's array arguments and values, in the order of the descriptor.

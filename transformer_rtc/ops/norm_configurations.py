@@ -137,12 +137,12 @@ class _Entry(NamedTuple):
     alone: bool = False
 
 
-# By the norm and the bytes of the widest element. Each line is the fastest of 10 to 60 configurations of its size on an
-# H200 with the L2 flushed; behind it, the ratio to the best copy with as many reads and writes of the same run. What
-# decides: few elements of a thread leave registers for more rows in flight, many make reductions cheap; a row in shared
-# memory is in flight without registers; from some length on, the CTAs of a cluster are held up by each other unless
-# they take rows in turn; and two long rows together read and unpack weight and bias once, which are as many bytes as a
-# row and its y.
+# By the norm and the bytes of the widest element. Each line, unless it says another reason, is the fastest of 10 to 60
+# configurations of its size on an H200 with the L2 flushed; behind it, the ratio to the best copy with as many reads
+# and writes of the same run. What decides: few elements of a thread leave registers for more rows in flight, many make
+# reductions cheap; a row in shared memory is in flight without registers; from some length on, the CTAs of a cluster
+# are held up by each other unless they take rows in turn; and two long rows together read and unpack weight and bias
+# once, which are as many bytes as a row and its y.
 _FORWARD = {
     ("rms_norm", 2): (
         _Entry(32, 1, 16, 2, 8, True, 4),  # 256: 1.025; without turns 0.989
@@ -177,7 +177,7 @@ _FORWARD = {
         _Entry(128, 1, 32, 4, in_shared=True, together=2),  # 1024: 0.956; four rows apart 0.924
         _Entry(256, 1, 64, 4),  # 2048: 0.930
         _Entry(480, 1, 64, 8, in_shared=True),  # 3840: 0.969; by 128 threads 0.922
-        # 4096: 0.944 to 0.959; in shared memory 0.965, but 16 rows take 2.2 us in a graph instead of 1.7
+        # 4096: 0.944 to 0.959; in shared memory 0.965, but 16 rows take 2.1 us in a graph instead of 1.8
         _Entry(512, 1, 128, 4, alone=True),
         _Entry(512, 1, 128, 4, in_shared=True),  # with a residual: 0.998, in registers 0.942
         _Entry(1024, 1, 256, 4, in_shared=True),  # 8192: 0.997

@@ -224,8 +224,8 @@ _BACKWARD_TABLE = (
     # float32 65536: 0.97, held 1.00, for which float32 has one kernel too many; 80000, 100000: 0.92, 0.90; held 0.73,
     # 0.84
     _Entry(28672, 256, ctas=16, bytes=4),
-    # 262144: 0.92, held 0.87. Beyond, not measured: float32 of as many bytes has 0.85 up to 458752 such keys, of which
-    # a multiprocessor has two CTAs, and 0.63 at 524288; and in turn, a kernel too many for bfloat16, 0.88 and 0.93
+    # 262144: 0.92, held 0.87, in turn 0.90; 327680, 393216, 458752: 0.81, 0.82, 0.83, of which a multiprocessor has two
+    # CTAs, and 524288: 0.61; in turn, a kernel too many for bfloat16, 0.78, 0.89, 0.89 and 0.91
     _Entry(_ANY, 512, ctas=16, bytes=2),
     _Entry(32768, 512, 4, ctas=16),  # float32 131072: 0.97, staged 0.93
     # float32 262144: 0.93, not in turn 0.79, staged 0.63; 160000: 0.88, 0.60 and 0.85
