@@ -2022,10 +2022,10 @@ BUGS = (
         "a ragged end is loaded as if it were whole",
         "norm",
         (
-            "const int count = exact ? N : columns - column;\n        if constexpr (Config::added_before) {\n",
-            "const int count = N;\n        if constexpr (Config::added_before) {\n",
+            "value[k].load_elements(from + k * stride, left - k * stride);",
+            "value[k].load_elements(from + k * stride, N);",
         ),
-        file="norm_forward.cu",
+        file="rows.cuh",
     ),
     fault(
         "out_of_bounds",
