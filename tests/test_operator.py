@@ -541,7 +541,8 @@ def test_groups_that_take_rows_in_turn_are_a_multiple_of_their_unit(rows, most, 
         (64, 32768, 396, 64),
         (128, 32768, 396, 64),  # two rows each: the sums of as many again would take longer
         (256, 32768, 396, 128),
-        (512, 32768, 396, 171),  # three
+        (512, 32768, 396, 128),  # three would be 171, of which some of the 132 multiprocessors had two
+        (1024, 32768, 396, 256),  # four; five would be 205
         (512, 32768, 100, 100),  # what is resident is fewer
         (32768, 32768, 396, 396),
         (128, 8192, 396, 128),  # short rows have small sums
@@ -568,6 +569,15 @@ def test_groups_that_are_fewer_are_a_multiple_of_their_unit_too(rows, most, laun
     recorder = Recorder(max_groups=most, group_unit=8, partial_bytes=200_000, turn_bytes=1_800_000)
     recorder(x=view((rows, 16)))
     assert recorder.launches[0].grid == (launched, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("ctas_per_row", "margin", "launched"), [(1, 0, 128), (1, 4, 128), (1, 5, 171), (2, 0, 171), (8, 0, 171)]
+)
+def test_groups_take_one_more_row_each_only_if_none_is_beside_another_then(ctas_per_row, margin, launched):
+    recorder = Recorder(max_groups=396, partial_bytes=32768, turn_bytes=1_800_000, ctas_per_row=ctas_per_row)
+    recorder(x=view((512, 16)), sm_margin=margin)
+    assert recorder.launches[0].grid == (launched * ctas_per_row, 1, 1)
 
 
 def test_groups_are_no_fewer_than_heads_however_large_their_partial_sums():
