@@ -63,17 +63,26 @@ TRTC_DEVICE void store_partials(const Params& params, const float (&sums)[Config
   }
   if (adds) {
     cta_barrier();
-    for (int index = thread_index(); index < left * Config::hidden; index += Config::threads * rows) {
-      float sum = 0.0f;
+    constexpr int width = Config::hidden % 4 == 0 ? 4 : 1;
+    // Once a launch: a loop, which the compiler would make a third of the kernel's instructions of (1024 columns).
+#pragma unroll 1
+    for (int at = thread_index() * width; at < left * Config::hidden; at += Config::threads * rows * width) {
+      const int head = Config::per_head ? at / Config::hidden : 0, column = at - head * Config::hidden;
+      Vec<float, width> sum;
+      sum.fill(0);
+      const auto add = [&](int row_in_cta) {
+        Vec<float, width> one;
+        one.load_shared(staging + row_in_cta * Config::chunk + column);
+        sum = sum_of_vecs<float>(sum, one);
+      };
       if constexpr (Config::per_head) {
-        const int head = index / Config::hidden, column = index % Config::hidden;
-        for (int i = head; i < rows; i += left) sum += staging[i * Config::chunk + column];
-        to[partial_offset(head, 0, Config::gradients, Config::hidden) + column] = sum;
+#pragma unroll 1
+        for (int i = head; i < rows; i += left) add(i);
       } else {
 #pragma unroll
-        for (int i = 0; i < rows; ++i) sum += staging[i * Config::chunk + index];
-        to[index] = sum;
+        for (int i = 0; i < rows; ++i) add(i);
       }
+      sum.store(to + partial_offset(head, 0, Config::gradients, Config::hidden) + column, true);
     }
   }
 }
