@@ -261,6 +261,15 @@ TRTC_DEVICE void load_16(uint32& a, uint32& b, uint32& c, uint32& d, const void*
   TRTC_PORTABLE(const uint4 value = trtc_simulator::load<uint4>(address); a = value.x; b = value.y; c = value.z; d = value.w;)
 }
 
+// From global memory, or zeros.
+TRTC_DEVICE void load_16(uint32& a, uint32& b, uint32& c, uint32& d, const void* address, bool valid) {
+  TRTC_PTX(asm volatile(
+      "{.reg .pred p; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
+      "setp.ne.b32 p, %5, 0; @p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
+      : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d) : "l"(address), "r"(int32{valid}) : "memory");)
+  TRTC_PORTABLE(const uint4 value = valid ? trtc_simulator::load<uint4>(address) : uint4{0, 0, 0, 0}; a = value.x; b = value.y; c = value.z; d = value.w;)
+}
+
 // Nothing where not `valid`.
 template <Space To>
 TRTC_DEVICE void store_1(void* address, uint32 a, bool valid) {
@@ -295,6 +304,12 @@ TRTC_DEVICE void store_16(void* address, uint32 a, uint32 b, uint32 c, uint32 d,
   TRTC_PTX(if constexpr (To == Space::global) asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d), "r"(int32{valid}) : "memory");)
   TRTC_PTX(if constexpr (To == Space::shared) asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.shared.v4.b32 [%0], {%1, %2, %3, %4};}" ::"r"(shared_address(address)), "r"(a), "r"(b), "r"(c), "r"(d), "r"(int32{valid}) : "memory");)
   TRTC_PORTABLE(if (valid) trtc_simulator::store(address, uint4{a, b, c, d});)
+}
+
+// What is computed of these bits behind this is computed anew.
+TRTC_DEVICE void forget_uses(uint32& bits) {
+  TRTC_PTX(asm volatile("" : "+r"(bits));)
+  TRTC_PORTABLE(static_cast<void>(bits);)
 }
 
 // ---- Asynchronous copies from global to shared memory: 4, 8 or 16 bytes, aligned ------------------------------------

@@ -109,14 +109,19 @@ TRTC_DEVICE Beside beside_part(const Place<Config>& place, int64 columns, int64 
 template <class Config, class T, int N, int Count>
 TRTC_DEVICE void load_vecs(Vec<T, N> (&value)[Count], const T* from, int left, bool aligned) {
   constexpr int stride = Config::threads * N;
-  if (aligned) {
-    // Without a branch between them.
+  const auto has = [&](int k) { return Config::filled(k) || k * stride < left; };
+  if constexpr (Vec<T, N>::bytes >= 16) {
+    // Ahead of the branch, so that an aligned row does not wait for the text of others (1 to 128 rows: 0.02 us).
 #pragma unroll
-    for (int k = 0; k < Count; ++k) value[k].load_if(from + k * stride, Config::filled(k) || k * stride < left);
-  } else {
+    for (int k = 0; k < Count; ++k) value[k].load_early(from + k * stride, aligned && has(k));
+    if (aligned) return;
+  } else if (aligned) {
 #pragma unroll
-    for (int k = 0; k < Count; ++k) value[k].load_elements(from + k * stride, left - k * stride);
+    for (int k = 0; k < Count; ++k) value[k].load_if(from + k * stride, has(k));
+    return;
   }
+#pragma unroll
+  for (int k = 0; k < Count; ++k) value[k].load_elements(from + k * stride, left - k * stride);
 }
 
 // Copies a row's `count` elements from shared memory to global memory, which is aligned only to an element:

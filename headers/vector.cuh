@@ -80,6 +80,16 @@ struct Vec {
     }
   }
 
+  // The same without a branch: it is sent for as soon as the address is known, ahead of what is done elsewhere.
+  TRTC_DEVICE void load_early(const T* address, bool valid) {
+    if constexpr (bytes >= 16) {
+      load_16(word[0], word[1], word[2], word[3], address, valid);
+      if constexpr (bytes == 32) load_16(word[4], word[5], word[6], word[7], address + per_quad, valid);
+    } else {
+      load_if(address, valid);
+    }
+  }
+
   // From global memory, aligned to an element: the elements from `first` to before `end`, and zeros. In a loop, as for
   // the ends of rows.
   TRTC_DEVICE void load_inside(const T* address, int first, int end) {
@@ -265,6 +275,14 @@ struct Vec {
       return float_from_bits(word[i]);
     } else {
       return float_from_half<T>(word[i / 2] >> i % 2 * 16);
+    }
+  }
+
+  // What get() gives behind this is unpacked anew: what it gave before needs no registers until then.
+  TRTC_DEVICE void forget_unpacked() {
+    if constexpr (sizeof(T) < 4) {
+#pragma unroll
+      for (int i = 0; i < words; ++i) forget_uses(word[i]);
     }
   }
 

@@ -96,16 +96,18 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       if constexpr (Config::tiled) {
         tiles.now.load(of_y, absent);
         tiles.now.of_array(1).load(of_dy, 0);
-      } else if (part.is_full() && dy_aligned) {
-        part.bring_full(of_y, y + first);
-        part.bring_full(of_dy, dy + first);
-      } else {
+      } else if (!(part.is_full() && dy_aligned)) {
         const bool settles = part.template bring<false>(of_y, y + first, absent,
                                                         beside(params.y_outer_stride, params.y_inner_stride), true);
         const bool dy_settles = part.template bring<false>(
             of_dy, dy + first, 0, beside(params.dy_outer_stride, params.dy_inner_stride), dy_aligned);
         if (settles) part.settle(of_y, y + first, absent);
         if (dy_settles) part.settle(of_dy, dy + first, 0, true);
+      } else {
+        // In this order the compiler sends for a full part ahead of the other's text (16 rows of 4096 keys of bfloat16:
+        // 1.64 us in a graph, and 1.76).
+        part.bring_full(of_y, y + first);
+        part.bring_full(of_dy, dy + first);
       }
     };
     // ---- The sum over the row
@@ -165,10 +167,10 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       if constexpr (Config::tiled) {
         tiles.now.put(result);
         tiles.now.template store<Output>({params.dx, params.dx_outer_stride, params.dx_inner_stride}, params);
-      } else if (part.is_full() && dx_aligned) {
-        part.store_full(result, dx + first);
-      } else {
+      } else if (!(part.is_full() && dx_aligned)) {
         part.store(result, dx + first, dx_aligned);
+      } else {
+        part.store_full(result, dx + first);
       }
     }
     first_row += place.stride;
