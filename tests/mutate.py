@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 from unittest import mock
@@ -772,8 +772,9 @@ class Recorder(KernelManager):
         super().__init__(DiskCache(folder))
         self.made: dict[KernelSpec, Image] = {}
 
-    def image(self, spec: KernelSpec, target: int | Target) -> Image:
-        self.made[spec] = super().image(spec, target)
+    def _image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
+        # Every way to a kernel comes through here.
+        self.made[spec] = super()._image(spec, target, before_compile)
         return self.made[spec]
 
 
@@ -792,6 +793,7 @@ def measure(pipe: Connection, name: str, folder: str) -> None:
     for checked in (True, False):
         with _managed(folder) as manager:
             trial.run(checked)
+        assert manager.made, "no kernel was seen: any mutant would survive"
         specs[checked] = list(manager.made)
         code[checked] = [code_of(image.data) for image in manager.made.values()]
         lines |= {line for image in manager.made.values() for line in lines_of(image.data)}
