@@ -150,7 +150,7 @@ _FORWARD_TABLE = (
     # 2048: 0.99, held 0.98; 2100, 2500: 0.93, 0.94, by 64 threads 0.81, 0.92; float32 600: 0.97, held 0.78; 1024: 1.01
     _Entry(320, 32),
     _Entry(384, 128, bytes=2),  # 2600, 3000: 0.95; by 32 threads 0.94; held by 128 0.84, 0.92
-    _Entry(512, 128, 4, bytes=2),  # 3600, 4096: 0.97, 0.98; 4093: 0.95, staged 0.91, of 16 rows a launch 0.6 us more
+    _Entry(512, 128, 4, bytes=2),  # 3600, 4096: 0.97, 0.97; 4093: 0.98, staged 0.91, of 16 rows a launch 0.7 us more
     _Entry(640, 64, bytes=4),  # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90
     # 4097, 5120: 0.90, 0.98, by 64 threads 0.92, 0.98; 8192: 0.99; 9001: 0.95, by 512 threads 0.75; 12288: 0.96
     _Entry(1536, 128, bytes=2),
