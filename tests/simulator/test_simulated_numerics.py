@@ -98,6 +98,16 @@ def test_every_case_is_within_the_bound_and_has_the_same_bits_in_every_order(nam
     hold([checked, *fast[: 1 if case.hidden > 1 << 14 else 2]] if case.hidden < 1 << 16 else fast, case, rng)
 
 
+@pytest.mark.parametrize("hidden", [576, 640])
+def test_an_odd_number_of_rows_in_pairs_that_do_not_fill_their_warp(hidden, kernels, rng):
+    # No size of the table is divided so.
+    case = Case(37, hidden, BFLOAT16, BFLOAT16, BFLOAT16, True, "layer_norm", bias=BFLOAT16, mean=True)
+    config = case.stages(ARCHITECTURES[90])[0][0].config
+    assert (config.threads, config.steps, config.together) == (32, 3, 2)
+    compile_together(kernels, case.stages(ARCHITECTURES[90]), 90)
+    hold(devices(90), case, rng)
+
+
 def _general() -> list[Case]:
     # The general kernels know nothing of layouts: every operator, type and option on rows of a few threads, of a warp
     # and of a CTA.
