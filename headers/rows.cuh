@@ -111,7 +111,8 @@ TRTC_DEVICE void load_vecs(Vec<T, N> (&value)[Count], const T* from, int left, b
   constexpr int stride = Config::threads * N;
   const auto has = [&](int k) { return Config::filled(k) || k * stride < left; };
   if constexpr (Vec<T, N>::bytes >= 16) {
-    // Ahead of the branch, so that an aligned row does not wait for the text of others (1 to 128 rows: 0.02 us).
+    // Ahead of the branch, so that an aligned row does not wait for the text of others (RMSNorm, 1 to 128 rows of 4096:
+    // 0.02 us).
 #pragma unroll
     for (int k = 0; k < Count; ++k) value[k].load_early(from + k * stride, aligned && has(k));
     if (aligned) return;

@@ -80,7 +80,8 @@ struct Vec {
     }
   }
 
-  // The same without a branch: it is sent for as soon as the address is known, ahead of what is done elsewhere.
+  // The same. 16 bytes and more have no branch: they are sent for as soon as the address is known, ahead of what is
+  // done elsewhere.
   TRTC_DEVICE void load_early(const T* address, bool valid) {
     if constexpr (bytes >= 16) {
       load_16(word[0], word[1], word[2], word[3], address, valid);

@@ -295,7 +295,7 @@ TRTC_DEVICE void norm_forward(const Params& params) {
   // A row of 16 bits is unpacked again behind that exchange: 64 registers instead of 79 (4096: 0.962 of a copy, and
   // 0.947). Not one of a single warp, of which a multiprocessor has 32 at most (1024: 0.950 and 0.964), nor one of
   // fewer elements (1536: 0.954 and 0.960).
-  constexpr bool unpacks_anew = affine_late && threads > 32 && steps * N >= 32;
+  constexpr bool unpacks_anew = Config::centred && affine_late && threads > 32 && steps * N >= 32;
   // A row that is centred is read three times: its elements stay in registers as floats, but not beside so much (2048:
   // 1.02 times as fast).
   constexpr bool unpacked = Config::centred && one_chunk && !affine_late;

@@ -773,7 +773,7 @@ class Recorder(KernelManager):
         self.made: dict[KernelSpec, Image] = {}
 
     def _image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
-        # Every way to a kernel comes through here.
+        # Every way to a kernel that is simulated comes through here.
         self.made[spec] = super()._image(spec, target, before_compile)
         return self.made[spec]
 

@@ -580,6 +580,15 @@ def test_groups_take_one_more_row_each_only_if_none_is_beside_another_then(ctas_
     assert recorder.launches[0].grid == (launched * ctas_per_row, 1, 1)
 
 
+@pytest.mark.parametrize(("rows", "unit", "launched"), [(512, 8, 128), (513, 8, 176), (528, 1, 132), (134, 1, 134)])
+def test_groups_that_take_one_more_row_are_counted_in_their_units(rows, unit, launched):
+    # 513 rows would be 136 groups of four; 134 rows have one each, and two would be twice the time.
+    partial = 32768 if rows > 200 else 16384
+    recorder = Recorder(max_groups=396, partial_bytes=partial, turn_bytes=1_800_000, group_unit=unit)
+    recorder(x=view((rows, 16)))
+    assert recorder.launches[0].grid == (launched, 1, 1)
+
+
 def test_groups_are_no_fewer_than_heads_however_large_their_partial_sums():
     rule = {"whole_heads": True, "ctas_per_row": 2, "cooperative": True, "partial_bytes": 2**27, "turn_bytes": 1}
     recorder = Recorder(max_groups=6, **rule)

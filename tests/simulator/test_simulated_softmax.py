@@ -38,6 +38,7 @@ BOTH = pytest.mark.parametrize("static", [False, True], ids=["specialised", "gen
 CONFIGS = {
     "warp": SoftmaxConfig(8, 16, 8, 2),
     "warps": SoftmaxConfig(64, 2, 8, 3),
+    "four warps": SoftmaxConfig(128, 1, 8, 2),
     "chunks": SoftmaxConfig(64, 1, 8, 3, chunked=True),
     "CTAs": SoftmaxConfig(64, 1, 8, 2, 4, True),
     "chunks of CTAs": SoftmaxConfig(64, 1, 8, 1, 2, True, chunked=True),

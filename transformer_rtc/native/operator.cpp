@@ -731,12 +731,14 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
     // t rows in turn are the best where groups of one row each would leave t (t - 1) times `turn_bytes`, or more.
     const double ratio = static_cast<double>(groups) * static_cast<double>(plan.partial_bytes) / plan.turn_bytes;
     const double turns = std::floor(0.5 + std::sqrt(0.25 + ratio));
-    auto worth = static_cast<int64_t>(std::ceil(static_cast<double>(groups) / turns));
-    // Rather a row more than a second group on some multiprocessors (512 rows of 4096 columns: 10.2 us, and 10.9).
+    const auto by = [&](double rows) {
+      const auto found = static_cast<int64_t>(std::ceil(static_cast<double>(groups) / rows));
+      return (found + plan.group_unit - 1) / plan.group_unit * plan.group_unit;
+    };
+    // Of several, rather one more than a second group on some multiprocessors.
     const int64_t once = (plan.multiprocessors - call.sm_margin) / plan.ctas_per_row;
-    const auto with_more = static_cast<int64_t>(std::ceil(static_cast<double>(groups) / (turns + 1)));
-    if (worth > once && with_more <= once) worth = with_more;
-    launched = std::min(launched, (worth + plan.group_unit - 1) / plan.group_unit * plan.group_unit);
+    const bool takes_more = turns >= 2 && by(turns) > once && by(turns + 1) <= once;
+    launched = std::min(launched, by(takes_more ? turns + 1 : turns));
   }
   if (launched < groups && launched > plan.group_unit) launched -= launched % plan.group_unit;
   if (layout.per_head && plan.whole_heads) {

@@ -121,7 +121,7 @@ class _Entry(NamedTuple):
     bulk, ahead : bool
         Likewise: `NormConfig.bulk` and `NormConfig.statistics_ahead`.
     alone : bool
-        Whether the line is for rows of one array: a residual beside them leaves too few registers.
+        Whether the line is for rows of one array: those with a residual beside them are faster by another one.
     """
 
     vectors: int
@@ -209,7 +209,7 @@ _FORWARD = {
     ),
 }
 # Rows of exactly so many vectors, as well-known models have them, those among them that TransformerEngine has tuned
-# kernels for: most fill their threads. Behind each line, its ratio, and that of what the other table says.
+# kernels for: most fill their threads. Behind each line, its ratio, and that of what would be taken else.
 _FORWARD_SIZES = {
     ("rms_norm", 2): (
         _Entry(96, 1, 32, 3, in_shared=True),  # 768: 0.957, 0.859

@@ -456,7 +456,8 @@ class BackwardSpec(_RowSpec):
 
 # LaunchRule.turn_bytes, and the longest rows for which it was measured. H200, LayerNorm in bfloat16, rows x columns, us
 # in a graph, by as many groups as may be and so: 128 x 4096 6.9 and 6.7; 256 x 4096 9.7 and 7.9; 512 x 4096 12.6 and
-# 10.9 (by two thirds of the bytes 10.2, and 256 rows 8.3); 128 x 16384 13.0 and 9.3 (10.3); 32 x 65536 20.0 and 18.1.
+# 10.9, and 10.0 by no more groups than multiprocessors (by two thirds of the bytes 10.2, and 256 rows 8.3); 128 x 16384
+# 13.0 and 9.3 (10.3); 32 x 65536 20.0 and 18.1.
 _TURN_BYTES = 1_800_000
 _MOST_COLUMNS_OF_TURNS = 65536
 # More of the weight than this, in bytes of a thread, is read again for each row, from the L1 or L2 cache.
