@@ -1,6 +1,7 @@
 // A libcuda.so.1 for machines without a GPU: two devices whose memory is the host's and whose kernels do nothing. What
 // it is for are the driver's rules, which it holds more strictly than the driver: what a capture forbids ends the
-// capture, a kernel is loaded when it is first asked about, and whoever calls it after a fork is killed.
+// capture, a kernel is loaded when it is first asked about, and whoever calls it after a fork is killed. Any call that
+// may fail can be made to.
 #include <unistd.h>
 
 #include <atomic>
@@ -15,8 +16,8 @@
 
 namespace {
 
-constexpr int kInvalidValue = 1, kNotInitialised = 3, kInvalidContext = 201, kNotFound = 500, kUnsupported = 900,
-              kIsolation = 905, kImplicit = 906;
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotInitialised = 3, kInvalidContext = 201, kNotFound = 500,
+              kUnsupported = 900, kIsolation = 905, kImplicit = 906;
 enum Mode { global, thread_local_mode, relaxed };
 
 struct Context {
@@ -47,8 +48,11 @@ pid_t process = 0;
 Context contexts[2] = {{0}, {1}};
 std::set<Stream*> streams;
 std::set<Module*> modules;
+std::atomic<int> events{0};
 std::map<unsigned long long, size_t> memory;
 std::map<std::string, long> counts;
+int calls_to_failure = 0;  // 0: none is to fail
+std::string failed;
 thread_local Mode mode_of_thread = global;
 thread_local Context* stack[16];
 thread_local int depth = 0;
@@ -63,6 +67,17 @@ void count(const char* name) {
   const std::lock_guard<std::recursive_mutex> guard(lock);
   ++counts[name];
 }
+
+// Whether this call is the one that is to fail. What it would have made is no handle then, as the driver leaves it.
+bool fails(const char* name, void* made) {
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  if (calls_to_failure == 0 || --calls_to_failure > 0) return false;
+  failed = name;
+  if (made != nullptr) std::memset(made, 0xff, sizeof(void*));
+  return true;
+}
+#define MAY_FAIL(made) \
+  if (fails(__func__, made)) return kOutOfMemory
 
 // What may wait, or allocate: a capture that forbids it to this thread ends.
 int unsafe(const char* name) {
@@ -133,7 +148,14 @@ API Stream* fake_stream(int device, int blocking) {
 API long fake_count(const char* name) { return counts[name]; }
 API int fake_modules() { return static_cast<int>(modules.size()); }
 API int fake_allocations() { return static_cast<int>(memory.size()); }
+API int fake_events() { return events; }
 API int fake_depth() { return depth; }
+// The call of that number from now on, of those that may fail, fails; 0: none. And which one did, if any.
+API void fake_fail(int number) {
+  calls_to_failure = number;
+  failed.clear();
+}
+API const char* fake_failed() { return failed.c_str(); }
 API void fake_push(int device) { stack[depth++] = &contexts[device]; }
 
 // ---- The driver ----
@@ -142,6 +164,7 @@ API void fake_push(int device) { stack[depth++] = &contexts[device]; }
 API int cuGetExportTable(const void**, const void*) { return kNotFound; }
 
 API int cuInit(unsigned) {
+  MAY_FAIL(nullptr);
   if (process != 0 && process != getpid()) return kNotInitialised;
   process = getpid();
   return 0;
@@ -161,10 +184,12 @@ API int cuGetErrorString(int, const char** text) {
   return 0;
 }
 API int cuDeviceGetCount(int* count) {
+  MAY_FAIL(nullptr);
   *count = 2;
   return 0;
 }
 API int cuDeviceGet(int* device, int ordinal) {
+  MAY_FAIL(nullptr);
   *device = ordinal;
   return 0;
 }
@@ -173,6 +198,7 @@ API int cuDeviceGetName(char* name, int size, int) {
   return 0;
 }
 API int cuDeviceGetAttribute(int* value, int id, int) {
+  MAY_FAIL(nullptr);
   *value = id == 16 ? 132 : id == 75 ? 9 : id == 76 ? 0 : id == 97 ? 227 * 1024 : 1;
   return 0;
 }
@@ -181,16 +207,19 @@ API int cuDeviceTotalMem_v2(size_t* bytes, int) {
   return 0;
 }
 API int cuDevicePrimaryCtxRetain(Context** context, int device) {
+  MAY_FAIL(context);
   count("cuDevicePrimaryCtxRetain");
   *context = &contexts[device];
   return 0;
 }
 API int cuCtxGetDevice(int* device) {
+  MAY_FAIL(nullptr);
   if (current() == nullptr) return kInvalidContext;
   *device = current()->device;
   return 0;
 }
 API int cuPointerGetAttribute(int* value, int, unsigned long long pointer) {
+  MAY_FAIL(nullptr);
   const std::lock_guard<std::recursive_mutex> guard(lock);
   auto found = memory.upper_bound(pointer);
   if (found == memory.begin() || pointer >= (--found)->first + found->second) return kInvalidValue;
@@ -198,10 +227,12 @@ API int cuPointerGetAttribute(int* value, int, unsigned long long pointer) {
   return 0;
 }
 API int cuCtxGetCurrent(Context** context) {
+  MAY_FAIL(context);
   *context = current();
   return 0;
 }
 API int cuCtxPushCurrent_v2(Context* context) {
+  MAY_FAIL(nullptr);
   count("cuCtxPushCurrent");
   stack[depth++] = context;
   return 0;
@@ -224,6 +255,7 @@ API int cuThreadExchangeStreamCaptureMode(int* mode) {
   return 0;
 }
 API int cuModuleLoadData(Module** module, const void* image) {
+  MAY_FAIL(module);
   const int result = unsafe("cuModuleLoadData");
   if (result != 0) return result;
   if (std::memcmp(image,
@@ -236,6 +268,7 @@ API int cuModuleLoadData(Module** module, const void* image) {
   return 0;
 }
 API int cuModuleGetFunction(Function** function, Module* module, const char* name) {
+  MAY_FAIL(function);
   count("cuModuleGetFunction");
   if (std::strcmp(name, "missing") == 0) return kNotFound;
   *function = new Function{module};
@@ -247,19 +280,28 @@ API int cuModuleUnload(Module* module) {
   if (result == 0 && modules.erase(module) != 1) abort();
   return result;
 }
-API int cuFuncLoad(Function* function) { return load(function, "cuFuncLoad"); }
+API int cuFuncLoad(Function* function) {
+  MAY_FAIL(nullptr);
+  return load(function, "cuFuncLoad");
+}
 API int cuFuncGetAttribute(int* value, int id, Function* function) {
+  MAY_FAIL(nullptr);
   const char* text = std::getenv("FAKE_PTX_VERSION");  // of every kernel's text
   *value = id == 0 ? 1024 : id == 8 ? 48 * 1024 : id == 4 ? 32 : id == 5 ? (text ? std::atoi(text) : 90) : 0;
   return load(function, "cuFuncGetAttribute");
 }
-API int cuFuncSetAttribute(Function* function, int, int) { return load(function, "cuFuncSetAttribute"); }
+API int cuFuncSetAttribute(Function* function, int, int) {
+  MAY_FAIL(nullptr);
+  return load(function, "cuFuncSetAttribute");
+}
 API int cuFuncSetCacheConfig(Function* function, int) { return load(function, "cuFuncSetCacheConfig"); }
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Function* function, int, size_t) {
+  MAY_FAIL(nullptr);
   *count = 2;
   return load(function, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
 }
 API int cuOccupancyMaxActiveClusters(int* count, Function* function, const void*) {
+  MAY_FAIL(nullptr);
   *count = 16;
   return load(function, "cuOccupancyMaxActiveClusters");
 }
@@ -275,6 +317,7 @@ struct Config {
   unsigned attribute_count;
 };
 API int cuLaunchKernelEx(const Config* config, Function* function, void**, void**) {
+  MAY_FAIL(nullptr);
   count("cuLaunchKernelEx");
   if (current() != function->module->context || modules.count(function->module) == 0) return kInvalidContext;
   const int result = load(function, "cuLaunchKernelEx loads");
@@ -285,6 +328,7 @@ API int cuLaunchKernelEx(const Config* config, Function* function, void**, void*
   return result != 0 ? result : add_node(config->stream, early ? "E" : "K");
 }
 API int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
+  MAY_FAIL(pointer);
   const int result = unsafe("cuMemAlloc");
   if (result != 0) return result;
   const std::lock_guard<std::recursive_mutex> guard(lock);
@@ -301,6 +345,7 @@ API int cuMemFree_v2(unsigned long long pointer) {
   return 0;
 }
 API int cuMemAllocAsync(unsigned long long* pointer, size_t bytes, Stream* stream) {
+  MAY_FAIL(pointer);
   count("cuMemAllocAsync");
   *pointer = reinterpret_cast<unsigned long long>(aligned_alloc(512, (bytes + 511) / 512 * 512));
   return add_node(stream, "A");
@@ -311,24 +356,29 @@ API int cuMemFreeAsync(unsigned long long pointer, Stream* stream) {
   return add_node(stream, "F");
 }
 API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, Stream*) {
+  MAY_FAIL(nullptr);
   const int result = unsafe("cuMemcpyHtoDAsync");
   if (result == 0) std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return result;
 }
 API int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, Stream*) {
+  MAY_FAIL(nullptr);
   const int result = unsafe("cuMemcpyDtoHAsync");
   if (result == 0) std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return result;
 }
 API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, Stream* stream) {
+  MAY_FAIL(nullptr);
   std::memset(reinterpret_cast<void*>(to), value, bytes);
   return add_node(stream, "Z");
 }
 API int cuStreamCreate(Stream** stream, unsigned) {
+  MAY_FAIL(stream);
   *stream = fake_stream(current()->device, 0);
   return unsafe("cuStreamCreate");
 }
 API int cuStreamSynchronize(Stream* stream) {
+  MAY_FAIL(nullptr);
   if (reinterpret_cast<size_t>(stream) > 2 && stream->status != 0) {
     stream->status = 2;
     return kUnsupported;
@@ -336,6 +386,7 @@ API int cuStreamSynchronize(Stream* stream) {
   return unsafe("cuStreamSynchronize");
 }
 API int cuStreamIsCapturing(Stream* stream, int* status) {
+  MAY_FAIL(nullptr);
   count("cuStreamIsCapturing");
   *status = 0;
   if (reinterpret_cast<size_t>(stream) > 2) {
@@ -348,25 +399,37 @@ API int cuStreamIsCapturing(Stream* stream, int* status) {
   return 0;
 }
 API int cuStreamGetCtx(Stream* stream, Context** context) {
+  MAY_FAIL(context);
   *context = stream->context;
   return 0;
 }
 API int cuEventCreate(Event** event, unsigned) {
+  MAY_FAIL(event);
   *event = new Event;
+  ++events;
   return 0;
 }
 API int cuEventRecord(Event* event, Stream* stream) {
+  MAY_FAIL(nullptr);
   event->captured = reinterpret_cast<size_t>(stream) > 2 && stream->status != 0;
   return 0;
 }
-API int cuEventQuery(Event*) { return unsafe("cuEventQuery"); }
-API int cuEventSynchronize(Event*) { return unsafe("cuEventSynchronize"); }
+API int cuEventQuery(Event*) {
+  MAY_FAIL(nullptr);
+  return unsafe("cuEventQuery");
+}
+API int cuEventSynchronize(Event*) {
+  MAY_FAIL(nullptr);
+  return unsafe("cuEventSynchronize");
+}
 API int cuEventDestroy_v2(Event* event) {
   count("cuEventDestroy");
   delete event;
+  --events;
   return 0;
 }
 API int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+  MAY_FAIL(nullptr);
   if (reinterpret_cast<size_t>(stream) > 2 && stream->status != 0 && !event->captured) {
     stream->status = 2;
     return kIsolation;

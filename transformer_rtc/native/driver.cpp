@@ -279,14 +279,19 @@ GraphMemory::GraphMemory(int ordinal, size_t bytes, CUstream stream) : device_(:
 }
 
 GraphMemory::~GraphMemory() {
-  const CurrentContext current(device_);
-  driver().cuMemFreeAsync(pointer_, stream_);
+  try {
+    const CurrentContext current(device_);
+    driver().cuMemFreeAsync(pointer_, stream_);
+  } catch (const PackageError&) {  // the driver has ended: there is nothing to free
+  }
 }
 
 Event::Event(int ordinal, CUstream stream) : device_(::device(ordinal)) {
   CurrentContext current(device_);
   check(driver().cuEventCreate(&event_, kDisableTiming), "cuEventCreate");
-  check(driver().cuEventRecord(event_, stream), "cuEventRecord");
+  const CUresult result = driver().cuEventRecord(event_, stream);
+  if (result != 0) driver().cuEventDestroy_v2(event_);
+  check(result, "cuEventRecord");
 }
 
 Event::~Event() {
@@ -362,7 +367,9 @@ CUstream own_stream(int ordinal) {
   if (streams[ordinal] == nullptr) {
     const Uncaptured uncaptured(on);
     constexpr unsigned non_blocking = 1;
-    check(driver().cuStreamCreate(&streams[ordinal], non_blocking), "cuStreamCreate");
+    CUstream made = nullptr;  // where it fails, as without memory, the driver writes a handle that is none
+    check(driver().cuStreamCreate(&made, non_blocking), "cuStreamCreate");
+    streams[ordinal] = made;
   }
   return streams[ordinal];
 }
