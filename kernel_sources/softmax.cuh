@@ -268,6 +268,12 @@ TRTC_DEVICE float gradient_term(float y, float dy) {
   return Logarithm ? dy : dy * y;
 }
 
+template <bool Logarithm, class Input, class Gradient, int N>
+TRTC_DEVICE void gradient_terms(const Vec<Input, N>& y, const Vec<Gradient, N>& dy, float (&term)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) term[i] = gradient_term<Logarithm>(y.get(i), dy.get(i));
+}
+
 template <bool Logarithm, class Output>
 TRTC_DEVICE float gradient_of(float y, float dy, float sum, float scale) {
   if constexpr (Logarithm) {

@@ -188,15 +188,28 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
           for (int i = 0; i < N; ++i) summand[i] = v[k * N + i] == about ? 0.0f : summand[i];
         }
       };
+      // A full part has a way of its own: none of its slots is late or passed over (16 rows of 1024 keys of
+      // bfloat16: 1.67 us in a graph, and 1.80; float32 gains 0.01 us, and takes a sixth longer to compile).
+      const bool full = passes_over && !counts && !chunked && !Config::tiled && part.is_full();
+      if (!full) {
 #pragma unroll
-      for (int k = 0; k < steps; ++k) {
+        for (int k = 0; k < steps; ++k) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) p[k * N + i] = 0.0f;
-        if (!passes_over || part.meets(k)) {
+          for (int i = 0; i < N; ++i) p[k * N + i] = 0.0f;
+          if (!passes_over || part.meets(k)) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) p[k * N + i] = term(v[k * N + i], about);
+            sum_up(k);
+            sums.add(part, k, summand);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < steps; ++k) {
 #pragma unroll
           for (int i = 0; i < N; ++i) p[k * N + i] = term(v[k * N + i], about);
           sum_up(k);
-          sums.add(part, k, summand);
+          sums.add(summand);
         }
       }
       if (!chunked && has_ones) {

@@ -47,7 +47,7 @@ __all__ = [
 # Rows of up to so many columns are launched alike: a length is no part of a key. Long ones in steps of a quarter at
 # most, as what is staged takes as much shared memory as the longest one needs.
 BUCKETS = (
-    *(32, 128, 256, 512, 1024, 2048),
+    *(32, 64, 128, 256, 512, 1024, 2048),
     *(quarters << shift for shift in range(9, 27) for quarters in (5, 6, 7, 8)),
     _native.MOST_COLUMNS,
 )
@@ -129,29 +129,37 @@ class _Entry(NamedTuple):
 # Of the bandwidth of the best copy, on an H200, in bfloat16 and float32 rows of as many bytes. Threads that hold a row
 # are the fastest where it fills them; staged rows lose less where it does not, the less the better their blocks fill
 # the last turn of their threads.
+_TILED = (
+    # 17: 0.64; 24: 0.92; 32: 0.93; by 4 threads a row 0.18, 0.36 and 0.48. float32 17: 0.74; 32: 0.91
+    _Entry(4, 1, 4, 256, bytes=2, tiled=True),
+    _Entry(8, 1, 8, 256, bytes=4, tiled=True),
+)
 _SHORT = (
-    _Entry(16, 4, 4, 32),  # 127: 0.84; 128: 0.97
+    # On an H100 33: 0.70, 49: 0.79, 50: 0.93, 64: 0.99; by 4 threads 0.38, 0.61, 0.62 and 0.95
+    _Entry(8, 2, 4, 64, bytes=2),
+    # 127: 0.84; 128: 0.97. Float32, on an H100, 33: 0.72, 49: 0.92, 64: 1.00; with 8 steps 0.48, 0.65 and 0.95
+    _Entry(16, 4, 4, 32),
     _Entry(32, 8, 4, 16),  # 201: 0.81; 256: 0.97
     _Entry(64, 16, 4, 8),  # masked 300: 0.51, 512: 0.80; by 8 threads 0.51 and 0.76
 )
 _SHORT_OF_ALL = (
-    # 17: 0.64; 24: 0.92; 32: 0.93; by 4 threads a row 0.18, 0.36 and 0.48. float32 17: 0.74; 32: 0.91
-    _Entry(4, 1, 4, 256, bytes=2, tiled=True),
-    _Entry(8, 1, 8, 256, bytes=4, tiled=True),
-    _SHORT[0],
-    _SHORT[1]._replace(bytes=2),
-    _Entry(32, 4, 8, 32, bytes=4),  # float32 63: 0.60, 127: 0.92, 128: 0.97; by 8 threads 0.50, 0.87 and 0.97
+    _SHORT[2]._replace(bytes=2),
+    _Entry(32, 4, 8, 32, bytes=4),  # float32 127: 0.92, 128: 0.97; by 8 threads 0.87 and 0.97
     _Entry(64, 8, 8, 8),  # 300: 0.77, 512: 0.97; float32 201: 0.86; by 16 threads 0.67, 0.97, 0.77
 )
 _ANY = 1 << 30
 _FORWARD_TABLE = (
+    *_TILED,
+    *_SHORT[:2],
     *_SHORT_OF_ALL,
     _Entry(128, 32, 4),  # 1001: 0.99; 1024: 0.99; by 16 threads 0.95 and 0.98; 601: 0.71, and 0.75
-    # 2048: 0.99, held 0.98; 2100, 2500: 0.93, 0.94, by 64 threads 0.81, 0.92; float32 600: 0.97, held 0.78; 1024: 1.01
-    _Entry(320, 32),
+    # 2048: 0.99, held 0.98; 2100, 2500: 0.93, 0.94, by 64 threads 0.81, 0.92
+    _Entry(320, 32, bytes=2),
     _Entry(384, 128, bytes=2),  # 2600, 3000: 0.95; by 32 threads 0.94; held by 128 0.84, 0.92
     _Entry(512, 128, 4, bytes=2),  # 3600, 4096: 0.97, 0.97; 4093: 0.98, staged 0.91, of 16 rows a launch 0.7 us more
-    _Entry(640, 64, bytes=4),  # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90
+    # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90. On an H100 600, 1024: 1.00, 1.00, as by 32 threads, by
+    # which 16 rows of 1024 take 3.1 us in a graph instead of 2.6
+    _Entry(640, 64, bytes=4),
     # 4097, 5120: 0.90, 0.98, by 64 threads 0.92, 0.98; 8192: 0.99; 9001: 0.95, by 512 threads 0.75; 12288: 0.96
     _Entry(1536, 128, bytes=2),
     _Entry(1536, 192, bytes=4),  # float32 4096: 0.98, 4097: 0.94, 5121: 0.96; by 64 threads 0.97, 0.92 and 0.92
@@ -167,26 +175,25 @@ _FORWARD_TABLE = (
 )
 # A row has more shared memory.
 _FORWARD_MASKED_TABLE = (
-    _SHORT[0]._replace(bytes=2),  # float32 has 12 kernels without it
-    *_SHORT[1:],
+    *_SHORT,
     _Entry(128, 32, 4, 2),  # 600: 0.65; 1001: 0.71; 1024: 0.90; float32 512: 0.98
     # 2048: 0.94, staged 0.92; float32 600: 0.85, staged 0.77, by 64 threads a row 0.69; 1024: 0.97
     _Entry(256, 32, 8, 2),
-    _Entry(512, 64, 8, bytes=4),  # float32 1500: 0.90, by 128 threads 0.79; 2048: 0.91, staged 0.91
     _Entry(512, 64, bytes=2),  # 2500: 0.75, 3000: 0.83, 4096: 0.93; by 128 threads 0.61, 0.80 and 0.92
-    _Entry(1024, 96, bytes=4),  # float32 3600: 0.89, 4096: 0.95; by 64 threads 0.85 and 0.91
+    # float32 3600: 0.89, 4096: 0.95; by 64 threads 0.85 and 0.91. On an H100 1100, 1500, 2048: 0.88, 0.87, 0.89, held
+    # by 64 threads 0.66, 0.80 and 0.90
+    _Entry(1024, 96, bytes=4),
     # 6000: 0.88; 8192: 0.97; 9001 to 16384: at most 0.02 behind 256 threads; float32 5000 to 7000: 0.90, by these 0.85
     _Entry(2048, 128),
-    _Entry(3584, 256, ctas=2, bytes=2),  # 24576: as by four CTAs of 128 threads
-    _Entry(4096, 128, ctas=4, bytes=2),  # 32768: 0.99, by two CTAs of 256 threads 0.88
-    _Entry(4096, 256, ctas=2),  # float32 16384: 0.96, by one CTA 0.88
+    _Entry(4096, 128, ctas=4, bytes=2),  # 24576: as by two CTAs of 256 threads; 32768: 0.99, by these 0.88
+    _Entry(4096, 256, ctas=2, bytes=4),  # float32 16384: 0.96, by one CTA 0.88
     _Entry(8192, 128, ctas=4),  # float32 32768: 0.95, by two CTAs 0.90
     _Entry(32768, 256, ctas=8),
     _Entry(_ANY, 256, ctas=16),
 )
 # Where little of a row is read, more CTAs are resident than without.
 _FORWARD_CAUSAL_TABLE = (
-    *_SHORT,
+    *_SHORT[1:],
     _Entry(128, 32, 4, bytes=2),  # 1024: 0.92, staged 0.88
     _Entry(512, 64, bytes=2),  # 2048, 4096: 0.95, 0.93; by 32 threads 0.94, 0.92, by 128 4096: 0.90
     _Entry(512, 32, bytes=4),  # float32 1024, 2048: 0.93, 0.92; by 64 threads 0.92, 0.93
@@ -200,8 +207,10 @@ _FORWARD_CAUSAL_TABLE = (
 )
 _BACKWARD_TABLE = (
     # By half as many warps, whose tiles of two arrays share a CTA: 17: 0.74; 32: 0.96; float32 17: 0.95, 32: 0.98
-    *(line._replace(rows=128) for line in _SHORT_OF_ALL[:2]),
-    *_SHORT_OF_ALL[2:],  # 127: 0.79; 200: 0.94; 300: 0.86; 512: 0.99; float32 63: 0.95, 128: 1.05
+    *(line._replace(rows=128) for line in _TILED),
+    # 127: 0.79. On an H100 33: 0.48, 49: 0.76, 64: 1.01; by 2 threads, a kernel too many, 0.85, 0.96 and 0.98
+    _SHORT[1]._replace(bytes=2),
+    *_SHORT_OF_ALL,  # 200: 0.94; 300: 0.86; 512: 0.99; float32 63: 0.95, 128: 1.05
     _Entry(128, 32, 4, 2),  # 1024: 0.98
     _Entry(320, 96, bytes=2),  # 2048: 0.97, held 1.00, for which bfloat16 has one kernel too many
     # 3000, 4093, 4096: 0.98, by 96 threads, staged, 0.95, 0.93, 0.96, and of 16 rows a launch 0.7 us more; 2600: 0.93
@@ -232,7 +241,7 @@ _BACKWARD_TABLE = (
     _Entry(65536, 1024, 4, ctas=16, in_turn=True),
 )
 _BACKWARD_CAUSAL_TABLE = (
-    *_SHORT,
+    *_SHORT[1:],
     _Entry(256, 32),  # 1024: 0.93; 2048: 0.93
     _Entry(512, 64, bytes=2),  # 4096: 0.91, by 128 threads 0.90
     _Entry(512, 32, bytes=4),  # float32 2048: 0.93, by 128 threads 0.90
