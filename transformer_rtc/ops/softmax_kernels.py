@@ -153,23 +153,31 @@ _FORWARD_TABLE = (
     *_SHORT[:2],
     *_SHORT_OF_ALL,
     _Entry(128, 32, 4),  # 1001: 0.99; 1024: 0.99; by 16 threads 0.95 and 0.98; 601: 0.71, and 0.75
-    # 2048: 0.99, held 0.98; 2100, 2500: 0.93, 0.94, by 64 threads 0.81, 0.92
-    _Entry(320, 32, bytes=2),
+    # On an H100 1100, 1500, 2048: 0.78, 0.97, 1.00; staged by 32 threads 0.98, 0.98 and 1.00, but 16 rows take 3.0, 3.2
+    # and 3.1 us in a graph instead of 2.1, 2.1 and 1.7
+    _Entry(256, 64, 4, bytes=2),
+    _Entry(320, 128, 4, bytes=2),  # likewise 2100, 2500: 0.90, 0.98; 0.98, 0.98; 3.9 and 4.1 us instead of 2.0 and 2.0
     _Entry(384, 128, bytes=2),  # 2600, 3000: 0.95; by 32 threads 0.94; held by 128 0.84, 0.92
     _Entry(512, 128, 4, bytes=2),  # 3600, 4096: 0.97, 0.97; 4093: 0.98, staged 0.91, of 16 rows a launch 0.7 us more
     # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90. On an H100 600, 1024: 1.00, 1.00, as by 32 threads, by
     # which 16 rows of 1024 take 3.1 us in a graph instead of 2.6
     _Entry(640, 64, bytes=4),
+    _Entry(768, 192, bytes=4),  # float32 3000: on an H100 0.99, held by 256 threads 0.95
+    # float32 3600, 4093, 4096: on an H100 1.01, staged by 192 threads 0.99 to 1.01; 1, 16, 128 rows of 4096 take 2.2,
+    # 2.4 and 2.9 us in a graph instead of 3.1, 3.3, 3.6
+    _Entry(1024, 256, 4, bytes=4),
     # 4097, 5120: 0.90, 0.98, by 64 threads 0.92, 0.98; 8192: 0.99; 9001: 0.95, by 512 threads 0.75; 12288: 0.96
     _Entry(1536, 128, bytes=2),
-    _Entry(1536, 192, bytes=4),  # float32 4096: 0.98, 4097: 0.94, 5121: 0.96; by 64 threads 0.97, 0.92 and 0.92
+    _Entry(1536, 192, bytes=4),  # float32 4097: 0.94, 5121: 0.96; by 64 threads 0.92 and 0.92
     _Entry(4096, 512),  # 16384: 0.99; 32768: 0.98; float32 8192: 0.99, by 256 threads 0.98
     # 40000, 65536: as by two CTAs of 512 threads; 100000: 0.92, 128256: 0.98, 131072: 0.97, by eight CTAs 0.01 to 0.04
     # more, for which bfloat16 has one kernel too many
     _Entry(16384, 256, ctas=4, bytes=2),
     _Entry(_ANY, 256, ctas=16, bytes=2),  # 160000, 262144: 0.99, by eight 0.98, 0.96
-    _Entry(8192, 512, ctas=2),  # float32 32768: 0.97
-    _Entry(24576, 256, ctas=8, bytes=4),  # float32 65536: 0.99; without clusters bfloat16 has 12 kernels without it
+    # float32 20000, 32768, 50257, 65536: on an H100 1.00, 1.00, 0.98, 1.00, as by two CTAs of 512 threads and by eight;
+    # 16 rows of 32768 take 4.6 us in a graph, by two 6.8
+    _Entry(16384, 256, ctas=4, bytes=4),
+    _Entry(8192, 512, ctas=2),  # without clusters
     _Entry(_ANY, 256, ctas=16),  # float32 131072: 0.99, by 128 threads 0.97; 262144: 0.90
     _Entry(32768, 256, ctas=8),  # where a cluster has no more
 )
@@ -212,7 +220,8 @@ _BACKWARD_TABLE = (
     _SHORT[1]._replace(bytes=2),
     *_SHORT_OF_ALL,  # 200: 0.94; 300: 0.86; 512: 0.99; float32 63: 0.95, 128: 1.05
     _Entry(128, 32, 4, 2),  # 1024: 0.98
-    _Entry(320, 96, bytes=2),  # 2048: 0.97, held 1.00, for which bfloat16 has one kernel too many
+    _Entry(256, 96, bytes=2),  # 2048: 0.97, held 1.00, for which bfloat16 has one kernel too many
+    # 2100, 2500: on an H100 1.02 and 1.02; staged by 96 threads 0.99 and 0.98, and of 16 rows a launch 0.6 us more
     # 3000, 4093, 4096: 0.98, by 96 threads, staged, 0.95, 0.93, 0.96, and of 16 rows a launch 0.7 us more; 2600: 0.93
     _Entry(512, 128, 4, bytes=2),
     _Entry(768, 96, bytes=2),  # 4097, 5121: 0.94, by 256 threads 0.80, 0.89; held 0.81, 0.93
