@@ -207,8 +207,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 #pragma unroll
         for (int k = 0; k < steps; ++k) {
 #pragma unroll
-          for (int i = 0; i < N; ++i) p[k * N + i] = term(v[k * N + i], about);
-          sum_up(k);
+          for (int i = 0; i < N; ++i) summand[i] = p[k * N + i] = term(v[k * N + i], about);
           sums.add(summand);
         }
       }

@@ -275,8 +275,7 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
       of_dy.load_shared(staged_dy + block * N);
       of_dy.clear_where(of_y, absent);
       float term[N];
-#pragma unroll
-      for (int i = 0; i < N; ++i) term[i] = gradient_term<Config::logarithm>(of_y.get(i), of_dy.get(i));
+      gradient_terms<Config::logarithm>(of_y, of_dy, term);
       sums.add(term);
     }
     float sum[1] = {sums.template share<1>(place.thread, part.shift, 0, shifted)};

@@ -1,7 +1,7 @@
 // A libcuda.so.1 for machines without a GPU: two devices whose memory is the host's and whose kernels do nothing. What
 // it is for are the driver's rules, which it holds more strictly than the driver: what a capture forbids ends the
-// capture, a kernel is loaded when it is first asked about, and whoever calls it after a fork is killed. Any call that
-// may fail can be made to.
+// capture, a kernel is loaded when it is first asked about, and whoever calls it after a fork is killed. What asks it
+// for something can be made to fail.
 #include <unistd.h>
 
 #include <atomic>
@@ -48,7 +48,7 @@ pid_t process = 0;
 Context contexts[2] = {{0}, {1}};
 std::set<Stream*> streams;
 std::set<Module*> modules;
-std::atomic<int> events{0};
+std::atomic<int> events{0}, graph_allocations{0};
 std::map<unsigned long long, size_t> memory;
 std::map<std::string, long> counts;
 int calls_to_failure = 0;  // 0: none is to fail
@@ -148,6 +148,7 @@ API Stream* fake_stream(int device, int blocking) {
 API long fake_count(const char* name) { return counts[name]; }
 API int fake_modules() { return static_cast<int>(modules.size()); }
 API int fake_allocations() { return static_cast<int>(memory.size()); }
+API int fake_graph_allocations() { return graph_allocations; }
 API int fake_events() { return events; }
 API int fake_depth() { return depth; }
 // The call of that number from now on, of those that may fail, fails; 0: none. And which one did, if any.
@@ -294,7 +295,10 @@ API int cuFuncSetAttribute(Function* function, int, int) {
   MAY_FAIL(nullptr);
   return load(function, "cuFuncSetAttribute");
 }
-API int cuFuncSetCacheConfig(Function* function, int) { return load(function, "cuFuncSetCacheConfig"); }
+API int cuFuncSetCacheConfig(Function* function, int) {
+  MAY_FAIL(nullptr);
+  return load(function, "cuFuncSetCacheConfig");
+}
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Function* function, int, size_t) {
   MAY_FAIL(nullptr);
   *count = 2;
@@ -348,11 +352,13 @@ API int cuMemAllocAsync(unsigned long long* pointer, size_t bytes, Stream* strea
   MAY_FAIL(pointer);
   count("cuMemAllocAsync");
   *pointer = reinterpret_cast<unsigned long long>(aligned_alloc(512, (bytes + 511) / 512 * 512));
+  ++graph_allocations;
   return add_node(stream, "A");
 }
 API int cuMemFreeAsync(unsigned long long pointer, Stream* stream) {
   count("cuMemFreeAsync");
   free(reinterpret_cast<void*>(pointer));
+  --graph_allocations;
   return add_node(stream, "F");
 }
 API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, Stream*) {
@@ -417,10 +423,6 @@ API int cuEventRecord(Event* event, Stream* stream) {
 API int cuEventQuery(Event*) {
   MAY_FAIL(nullptr);
   return unsafe("cuEventQuery");
-}
-API int cuEventSynchronize(Event*) {
-  MAY_FAIL(nullptr);
-  return unsafe("cuEventSynchronize");
 }
 API int cuEventDestroy_v2(Event* event) {
   count("cuEventDestroy");

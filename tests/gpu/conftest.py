@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from transformer_rtc.manager import KernelManager
 from transformer_rtc.ops import norms
 from transformer_rtc.settings import settings
 
+KEPT = 1 << 30  # bytes that torch may keep for later tests
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory to the others
 
 try:
@@ -56,6 +58,11 @@ def uncollected():
     gc.disable()
     yield
     gc.enable()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT:
+        # Else a process keeps what its largest test needed, and a dozen of them more than a GPU of 80 GB has.
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture

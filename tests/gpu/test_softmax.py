@@ -50,7 +50,7 @@ def test_many_short_rows_take_turns(columns, gap, implementation, torch):
     assert bool(((dx.double() - wanted).abs() <= wanted.abs() * 2**-8 + scale * 2**-18).all())
 
 
-@pytest.mark.parametrize("columns", [7, 49, 100, 1001, 4096, 20_001, 70_001])
+@pytest.mark.parametrize("columns", [7, 49, 64, 100, 512, 1001, 1024, 2048, 4096, 20_001, 70_001])
 def test_a_row_has_the_same_bits_wherever_it_lies(columns, implementation, torch, rng):
     row = torch.tensor(rng.standard_normal(columns) * 3, device="cuda").bfloat16()
     gradient = torch.randn(columns, device="cuda").bfloat16()

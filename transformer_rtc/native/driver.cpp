@@ -13,6 +13,8 @@
 namespace {
 
 constexpr unsigned kDisableTiming = 2;
+constexpr CUresult kInvalidValue = 1;
+constexpr CUresult kOutOfMemory = 2;
 constexpr CUresult kNotInitialised = 3;  // also what a fork of a process that uses CUDA gets
 constexpr CUresult kCaptureImplicit = 906;
 
@@ -282,7 +284,7 @@ GraphMemory::~GraphMemory() {
   try {
     const CurrentContext current(device_);
     driver().cuMemFreeAsync(pointer_, stream_);
-  } catch (const PackageError&) {  // the driver has ended: there is nothing to free
+  } catch (const PackageError&) {  // the driver has ended, or has no context to free it in: the graph keeps it
   }
 }
 
@@ -335,7 +337,8 @@ int pointer_device(CUdeviceptr pointer) {
   constexpr int ordinal_attribute = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
   int ordinal = -1;
   const CUresult result = driver().cuPointerGetAttribute(&ordinal, ordinal_attribute, pointer);
-  if (result != 0 || ordinal < 0) throw_argument_error("an address is no device memory");
+  if (result == kInvalidValue || (result == 0 && ordinal < 0)) throw_argument_error("an address is no device memory");
+  check(result, "cuPointerGetAttribute");
   return ordinal;
 }
 
@@ -344,7 +347,9 @@ bool stream_on_device(int ordinal, CUstream stream) {
   if (reinterpret_cast<uintptr_t>(stream) <= 2) return true;
   CUcontext context = nullptr;
   const CurrentContext current(device(ordinal));
-  return driver().cuStreamGetCtx(stream, &context) == 0 && context == device(ordinal).context;
+  const CUresult result = driver().cuStreamGetCtx(stream, &context);
+  if (result == kOutOfMemory) check(result, "cuStreamGetCtx");  // any other says that the stream is none
+  return result == 0 && context == device(ordinal).context;
 }
 
 bool stream_capturing(int ordinal, CUstream stream) {

@@ -88,7 +88,6 @@ struct CUlaunchConfig {
   X(cuEventCreate, (CUevent*, unsigned))                                          \
   X(cuEventRecord, (CUevent, CUstream))                                           \
   X(cuEventQuery, (CUevent))                                                      \
-  X(cuEventSynchronize, (CUevent))                                                \
   X(cuEventDestroy_v2, (CUevent))
 
 constexpr CUresult kNotReady = 600;

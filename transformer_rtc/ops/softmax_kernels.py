@@ -128,7 +128,7 @@ class _Entry(NamedTuple):
 
 # Of the bandwidth of the best copy, on an H200, in bfloat16 and float32 rows of as many bytes. Threads that hold a row
 # are the fastest where it fills them; staged rows lose less where it does not, the less the better their blocks fill
-# the last turn of their threads.
+# the last turn of their threads. But few rows that are held take half the time of staged ones.
 _TILED = (
     # 17: 0.64; 24: 0.92; 32: 0.93; by 4 threads a row 0.18, 0.36 and 0.48. float32 17: 0.74; 32: 0.91
     _Entry(4, 1, 4, 256, bytes=2, tiled=True),
@@ -156,7 +156,8 @@ _FORWARD_TABLE = (
     # On an H100 1100, 1500, 2048: 0.78, 0.97, 1.00; staged by 32 threads 0.98, 0.98 and 1.00, but 16 rows take 3.0, 3.2
     # and 3.1 us in a graph instead of 2.1, 2.1 and 1.7
     _Entry(256, 64, 4, bytes=2),
-    _Entry(320, 128, 4, bytes=2),  # likewise 2100, 2500: 0.90, 0.98; 0.98, 0.98; 3.9 and 4.1 us instead of 2.0 and 2.0
+    # On an H100 2100, 2500: 0.90, 0.98; staged by 32 threads 0.98 and 0.98, but 16 rows take 3.9 and 4.1 us, not 2.0
+    _Entry(320, 128, 4, bytes=2),
     _Entry(384, 128, bytes=2),  # 2600, 3000: 0.95; by 32 threads 0.94; held by 128 0.84, 0.92
     _Entry(512, 128, 4, bytes=2),  # 3600, 4096: 0.97, 0.97; 4093: 0.98, staged 0.91, of 16 rows a launch 0.7 us more
     # float32 2048: 0.98, 2300: 0.96; by 128 threads 2048: 0.90. On an H100 600, 1024: 1.00, 1.00, as by 32 threads, by
@@ -178,24 +179,28 @@ _FORWARD_TABLE = (
     # 16 rows of 32768 take 4.6 us in a graph, by two 6.8
     _Entry(16384, 256, ctas=4, bytes=4),
     _Entry(8192, 512, ctas=2),  # without clusters
-    _Entry(_ANY, 256, ctas=16),  # float32 131072: 0.99, by 128 threads 0.97; 262144: 0.90
+    # float32 80000, 98304: on an H100 1.00, 0.99, as by eight CTAs; 131072: 0.99, by 128 threads 0.97; 262144: 0.90
+    _Entry(_ANY, 256, ctas=16),
     _Entry(32768, 256, ctas=8),  # where a cluster has no more
 )
 # A row has more shared memory.
 _FORWARD_MASKED_TABLE = (
+    # On an H100 33, 49, 64: 0.45, 0.60, 0.80, by 4 threads 0.26, 0.41 and 0.60; float32 0.54, 0.68, 0.90, by 8 threads
+    # 0.31, 0.48 and 0.68
     *_SHORT,
     _Entry(128, 32, 4, 2),  # 600: 0.65; 1001: 0.71; 1024: 0.90; float32 512: 0.98
     # 2048: 0.94, staged 0.92; float32 600: 0.85, staged 0.77, by 64 threads a row 0.69; 1024: 0.97
     _Entry(256, 32, 8, 2),
     _Entry(512, 64, bytes=2),  # 2500: 0.75, 3000: 0.83, 4096: 0.93; by 128 threads 0.61, 0.80 and 0.92
-    # float32 3600: 0.89, 4096: 0.95; by 64 threads 0.85 and 0.91. On an H100 1100, 1500, 2048: 0.88, 0.87, 0.89, held
-    # by 64 threads 0.66, 0.80 and 0.90
+    # float32 3600: 0.89, 4096: 0.95; by 64 threads 0.85 and 0.91. On an H100 1100, 1500, 2048: 0.88, 0.88, 0.89, and
+    # 16 rows of 1100 and 2048 2.7 and 3.5 us in a graph; held by 64 threads 0.66, 0.80, 0.90, and 2.8 and 2.7 us, for
+    # which float32 has one kernel too many
     _Entry(1024, 96, bytes=4),
     # 6000: 0.88; 8192: 0.97; 9001 to 16384: at most 0.02 behind 256 threads; float32 5000 to 7000: 0.90, by these 0.85
     _Entry(2048, 128),
-    _Entry(4096, 128, ctas=4, bytes=2),  # 24576: as by two CTAs of 256 threads; 32768: 0.99, by these 0.88
+    _Entry(4096, 128, ctas=4, bytes=2),  # 24576: as by two CTAs of 256 threads; 32768: 0.99, by two 0.88
     _Entry(4096, 256, ctas=2, bytes=4),  # float32 16384: 0.96, by one CTA 0.88
-    _Entry(8192, 128, ctas=4),  # float32 32768: 0.95, by two CTAs 0.90
+    _Entry(8192, 128, ctas=4),  # float32 32768: 0.95, by two CTAs 0.90; without clusters from 16 KiB of a row on
     _Entry(32768, 256, ctas=8),
     _Entry(_ANY, 256, ctas=16),
 )
