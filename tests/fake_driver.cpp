@@ -176,7 +176,7 @@ API int cuDriverGetVersion(int* version) {
 }
 API int cuGetErrorName(int result, const char** name) {
   static thread_local char text[32];
-  std::snprintf(text, sizeof(text), "FAKE_ERROR_%d", result);
+  std::snprintf(text, sizeof(text), result == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "FAKE_ERROR_%d", result);
   *name = text;
   return 0;
 }

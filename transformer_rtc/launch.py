@@ -209,6 +209,8 @@ class Kernel:
         ------
         LaunchError
             If not one cluster, or for a cooperative launch not one CTA, can be resident.
+        DriverError
+            If the driver has no memory to tell.
         """
         check_type(config, LaunchConfig, "config")
         # Never lowered: another thread's launch may need what is set.
@@ -219,8 +221,11 @@ class Kernel:
         if size > 1:
             try:
                 resident = size * self.max_active_clusters(config.block, config.cluster, config.dynamic_shared_memory)
-            except DriverError:  # larger than any cluster of this device
-                resident = 0
+            except DriverError as error:
+                # Else another kernel would take this one's place for good.
+                if "CUDA_ERROR_OUT_OF_MEMORY" in str(error):
+                    raise
+                resident = 0  # larger than any cluster of this device
         else:
             per_multiprocessor = self.max_active_ctas(config.block, config.dynamic_shared_memory)
             resident = per_multiprocessor * self.multiprocessors
