@@ -48,7 +48,7 @@ pid_t process = 0;
 Context contexts[2] = {{0}, {1}};
 std::set<Stream*> streams;
 std::set<Module*> modules;
-std::atomic<int> events{0}, graph_allocations{0};
+std::atomic<int> events{0};
 std::map<unsigned long long, size_t> memory;
 std::map<std::string, long> counts;
 int calls_to_failure = 0;  // 0: none is to fail
@@ -105,6 +105,18 @@ int load(Function* function, const char* name) {
   return result;
 }
 
+unsigned long long allocate(size_t bytes) {
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  const auto pointer = reinterpret_cast<unsigned long long>(aligned_alloc(512, (bytes + 511) / 512 * 512));
+  memory[pointer] = bytes;
+  return pointer;
+}
+void release(unsigned long long pointer) {
+  const std::lock_guard<std::recursive_mutex> guard(lock);
+  if (memory.erase(pointer) != 1) abort();
+  free(reinterpret_cast<void*>(pointer));
+}
+
 int add_node(Stream* stream, const char* node) {
   const std::lock_guard<std::recursive_mutex> guard(lock);
   if (stream == nullptr || reinterpret_cast<size_t>(stream) <= 2) {
@@ -148,7 +160,6 @@ API Stream* fake_stream(int device, int blocking) {
 API long fake_count(const char* name) { return counts[name]; }
 API int fake_modules() { return static_cast<int>(modules.size()); }
 API int fake_allocations() { return static_cast<int>(memory.size()); }
-API int fake_graph_allocations() { return graph_allocations; }
 API int fake_events() { return events; }
 API int fake_depth() { return depth; }
 // The call of that number from now on, of those that may fail, fails; 0: none. And which one did, if any.
@@ -334,31 +345,23 @@ API int cuLaunchKernelEx(const Config* config, Function* function, void**, void*
 API int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
   MAY_FAIL(pointer);
   const int result = unsafe("cuMemAlloc");
-  if (result != 0) return result;
-  const std::lock_guard<std::recursive_mutex> guard(lock);
-  *pointer = reinterpret_cast<unsigned long long>(aligned_alloc(512, (bytes + 511) / 512 * 512));
-  memory[*pointer] = bytes;
-  return 0;
+  if (result == 0) *pointer = allocate(bytes);
+  return result;
 }
 API int cuMemFree_v2(unsigned long long pointer) {
   const int result = unsafe("cuMemFree");
-  if (result != 0) return result;
-  const std::lock_guard<std::recursive_mutex> guard(lock);
-  if (memory.erase(pointer) != 1) abort();
-  free(reinterpret_cast<void*>(pointer));
-  return 0;
+  if (result == 0) release(pointer);
+  return result;
 }
 API int cuMemAllocAsync(unsigned long long* pointer, size_t bytes, Stream* stream) {
   MAY_FAIL(pointer);
   count("cuMemAllocAsync");
-  *pointer = reinterpret_cast<unsigned long long>(aligned_alloc(512, (bytes + 511) / 512 * 512));
-  ++graph_allocations;
+  *pointer = allocate(bytes);
   return add_node(stream, "A");
 }
 API int cuMemFreeAsync(unsigned long long pointer, Stream* stream) {
   count("cuMemFreeAsync");
-  free(reinterpret_cast<void*>(pointer));
-  --graph_allocations;
+  release(pointer);
   return add_node(stream, "F");
 }
 API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, Stream*) {
