@@ -28,7 +28,6 @@ struct Blocks {
     const int block = first() / Threads * Threads + thread;
     return block < first() ? block + Threads : block;
   }
-  TRTC_DEVICE bool uses(int column) const { return column >= begin && column < end; }
 
   // Neighbouring blocks.
   struct Run {
@@ -75,10 +74,7 @@ struct Blocks {
       if (block % Threads != thread) continue;
       Vec<T, N> value;
       value.load_shared(shared + block * N);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        if (!uses(column(block) + i)) value.set_bits(i, bits);
-      }
+      value.keep(begin - column(block), end - column(block), bits);
       value.template store<Space::shared>(shared + block * N, true);
     }
   }
@@ -89,7 +85,7 @@ struct Blocks {
     const bool is_whole = whole.has(block);
     T* to = part + column(block);
     value.store(to, is_whole);
-    if (!is_whole) value.store_inside(to, -column(block), columns - column(block));
+    if (!is_whole) value.store_each(to, -column(block), columns - column(block));
   }
 
  private:
@@ -131,12 +127,8 @@ struct Blocks {
         continue;
       }
       Vec<T, N> one;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const bool exists = i >= begins && i < ends;
-        const uint32 bits = load_element(from + i, exists);
-        one.set_bits(i, exists ? bits : fill);
-      }
+      one.fill(fill);
+      one.load_each(from, begins, ends);
       one.template store<Space::shared>(shared + block * N, true);
     }
   }

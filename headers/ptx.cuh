@@ -1,5 +1,5 @@
-// Inline PTX, one instruction a helper, and beside it what does the same in the simulator. No other header and no
-// kernel contains any.
+// Inline PTX, an instruction or a few a helper, and beside it what does the same in the simulator. No other header and
+// no kernel contains any.
 #pragma once
 
 #include "formats.cuh"
@@ -143,14 +143,6 @@ TRTC_DEVICE uint32 bfloat16s_unlike(uint32 word, uint32 value) {
 #endif
 }
 
-// So many of a word's bits, the lowest ones; 32 or more: all.
-TRTC_DEVICE uint32 lowest_bits(uint32 count) {
-  uint32 bits;
-  TRTC_PTX(asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(count));)
-  TRTC_PORTABLE(bits = count < 32 ? (1u << count) - 1 : 0xffffffffu;)
-  return bits;
-}
-
 // 1 / x within 1 ulp, of x that is no less than 2^-126 and no more than 2^126.
 TRTC_DEVICE float approximate_reciprocal(float value) {
   float result;
@@ -209,29 +201,55 @@ TRTC_DEVICE void load_4(uint32& a, const void* address, bool valid) {
   TRTC_PORTABLE(a = valid ? trtc_simulator::load<uint32>(address) : 0;)
 }
 
-// The first `count` of four, and zeros. One statement: one for each access costs the compiler more.
-TRTC_DEVICE void load_4_each(uint32& a, uint32& b, uint32& c, uint32& d, const void* address, int count) {
+// Of the four elements at an address, which are a Vec's from `At` on, its elements from `first` to before `end`; the
+// others' bits stay. One statement: one for each access, and what decides about it, cost the compiler more.
+template <int At>
+TRTC_DEVICE void load_4_each(uint32& a, uint32& b, uint32& c, uint32& d, const void* address, int first, int end) {
   TRTC_PTX(asm volatile(
-      "{.reg .pred p<4>; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
-      "setp.gt.s32 p0, %5, 0; @p0 ld.global.b32 %0, [%4];   setp.gt.s32 p1, %5, 1; @p1 ld.global.b32 %1, [%4+4];"
-      "setp.gt.s32 p2, %5, 2; @p2 ld.global.b32 %2, [%4+8]; setp.gt.s32 p3, %5, 3; @p3 ld.global.b32 %3, [%4+12];}"
-      : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d) : "l"(address), "r"(count) : "memory");)
+      "{.reg .pred p<4>;"
+      "setp.lt.s32 p0, %5, %8; setp.gt.and.s32 p0, %6, %7, p0; setp.lt.s32 p1, %5, %9; setp.gt.and.s32 p1, %6, %8, p1;"
+      "setp.lt.s32 p2, %5, %10; setp.gt.and.s32 p2, %6, %9, p2; setp.lt.s32 p3, %5, %11; setp.gt.and.s32 p3, %6, %10, p3;"
+      "@p0 ld.global.b32 %0, [%4];   @p1 ld.global.b32 %1, [%4+4];"
+      "@p2 ld.global.b32 %2, [%4+8]; @p3 ld.global.b32 %3, [%4+12];}"
+      : "+r"(a), "+r"(b), "+r"(c), "+r"(d) : "l"(address), "r"(first), "r"(end), "n"(At), "n"(At + 1), "n"(At + 2), "n"(At + 3), "n"(At + 4) : "memory");)
   TRTC_PORTABLE(
-      const auto value = trtc_simulator::load_each<uint32, 4>(address, count);
-      a = value.word[0]; b = value.word[1]; c = value.word[2]; d = value.word[3];)
+      uint32 word[4] = {a, b, c, d};
+      trtc_simulator::load_each<uint32>(word, address, first - At, end - At);
+      a = word[0]; b = word[1]; c = word[2]; d = word[3];)
 }
 
 // The same of 16 bits each.
-TRTC_DEVICE void load_2_each(uint32& a, uint32& b, const void* address, int count) {
+template <int At>
+TRTC_DEVICE void load_2_each(uint32& a, uint32& b, const void* address, int first, int end) {
   TRTC_PTX(asm volatile(
-      "{.reg .pred p<4>; .reg .b16 h<4>; mov.b16 h0, 0; mov.b16 h1, 0; mov.b16 h2, 0; mov.b16 h3, 0;"
-      "setp.gt.s32 p0, %3, 0; @p0 ld.global.b16 h0, [%2];   setp.gt.s32 p1, %3, 1; @p1 ld.global.b16 h1, [%2+2];"
-      "setp.gt.s32 p2, %3, 2; @p2 ld.global.b16 h2, [%2+4]; setp.gt.s32 p3, %3, 3; @p3 ld.global.b16 h3, [%2+6];"
-      "mov.b32 %0, {h0, h1}; mov.b32 %1, {h2, h3};}"
-      : "=r"(a), "=r"(b) : "l"(address), "r"(count) : "memory");)
+      "{.reg .pred p<4>; .reg .b16 h<4>; mov.b32 {h0, h1}, %0; mov.b32 {h2, h3}, %1;"
+      "setp.lt.s32 p0, %3, %6; setp.gt.and.s32 p0, %4, %5, p0; setp.lt.s32 p1, %3, %7; setp.gt.and.s32 p1, %4, %6, p1;"
+      "setp.lt.s32 p2, %3, %8; setp.gt.and.s32 p2, %4, %7, p2; setp.lt.s32 p3, %3, %9; setp.gt.and.s32 p3, %4, %8, p3;"
+      "@p0 ld.global.b16 h0, [%2];   @p1 ld.global.b16 h1, [%2+2];"
+      "@p2 ld.global.b16 h2, [%2+4]; @p3 ld.global.b16 h3, [%2+6]; mov.b32 %0, {h0, h1}; mov.b32 %1, {h2, h3};}"
+      : "+r"(a), "+r"(b) : "l"(address), "r"(first), "r"(end), "n"(At), "n"(At + 1), "n"(At + 2), "n"(At + 3), "n"(At + 4) : "memory");)
   TRTC_PORTABLE(
-      const auto value = trtc_simulator::load_each<uint16, 4>(address, count);
-      a = value.word[0]; b = value.word[1];)
+      uint32 word[2] = {a, b};
+      trtc_simulator::load_each<uint16>(word, address, first - At, end - At);
+      a = word[0]; b = word[1];)
+}
+
+// The same of bytes.
+template <int At>
+TRTC_DEVICE void load_1_each(uint32& a, const void* address, int first, int end) {
+  TRTC_PTX(asm volatile(
+      "{.reg .pred p<4>; .reg .b32 r<4>;"
+      "setp.lt.s32 p0, %2, %5; setp.gt.and.s32 p0, %3, %4, p0; setp.lt.s32 p1, %2, %6; setp.gt.and.s32 p1, %3, %5, p1;"
+      "setp.lt.s32 p2, %2, %7; setp.gt.and.s32 p2, %3, %6, p2; setp.lt.s32 p3, %2, %8; setp.gt.and.s32 p3, %3, %7, p3;"
+      "@p0 ld.global.u8 r0, [%1];   @p1 ld.global.u8 r1, [%1+1];"
+      "@p2 ld.global.u8 r2, [%1+2]; @p3 ld.global.u8 r3, [%1+3];"
+      "@p0 prmt.b32 %0, %0, r0, 0x3214; @p1 prmt.b32 %0, %0, r1, 0x3240;"
+      "@p2 prmt.b32 %0, %0, r2, 0x3410; @p3 prmt.b32 %0, %0, r3, 0x4210;}"
+      : "+r"(a) : "l"(address), "r"(first), "r"(end), "n"(At), "n"(At + 1), "n"(At + 2), "n"(At + 3), "n"(At + 4) : "memory");)
+  TRTC_PORTABLE(
+      uint32 word[1] = {a};
+      trtc_simulator::load_each<unsigned char>(word, address, first - At, end - At);
+      a = word[0];)
 }
 
 template <Space From>
@@ -304,6 +322,58 @@ TRTC_DEVICE void store_16(void* address, uint32 a, uint32 b, uint32 c, uint32 d,
   TRTC_PTX(if constexpr (To == Space::global) asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d), "r"(int32{valid}) : "memory");)
   TRTC_PTX(if constexpr (To == Space::shared) asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.shared.v4.b32 [%0], {%1, %2, %3, %4};}" ::"r"(shared_address(address)), "r"(a), "r"(b), "r"(c), "r"(d), "r"(int32{valid}) : "memory");)
   TRTC_PORTABLE(if (valid) trtc_simulator::store(address, uint4{a, b, c, d});)
+}
+
+// The same of stores to global memory.
+template <int At>
+TRTC_DEVICE void store_4_each(void* address, uint32 a, uint32 b, uint32 c, uint32 d, int first, int end) {
+  TRTC_PTX(asm volatile(
+      "{.reg .pred p<4>;"
+      "setp.lt.s32 p0, %5, %8; setp.gt.and.s32 p0, %6, %7, p0; setp.lt.s32 p1, %5, %9; setp.gt.and.s32 p1, %6, %8, p1;"
+      "setp.lt.s32 p2, %5, %10; setp.gt.and.s32 p2, %6, %9, p2; setp.lt.s32 p3, %5, %11; setp.gt.and.s32 p3, %6, %10, p3;"
+      "@p0 st.global.b32 [%0], %1;   @p1 st.global.b32 [%0+4], %2;"
+      "@p2 st.global.b32 [%0+8], %3; @p3 st.global.b32 [%0+12], %4;}"
+      ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d), "r"(first), "r"(end), "n"(At), "n"(At + 1), "n"(At + 2), "n"(At + 3), "n"(At + 4) : "memory");)
+  TRTC_PORTABLE(const uint32 word[4] = {a, b, c, d}; trtc_simulator::store_each<uint32>(address, word, first - At, end - At);)
+}
+
+template <int At>
+TRTC_DEVICE void store_2_each(void* address, uint32 a, uint32 b, int first, int end) {
+  TRTC_PTX(asm volatile(
+      "{.reg .pred p<4>; .reg .b16 h<4>; mov.b32 {h0, h1}, %1; mov.b32 {h2, h3}, %2;"
+      "setp.lt.s32 p0, %3, %6; setp.gt.and.s32 p0, %4, %5, p0; setp.lt.s32 p1, %3, %7; setp.gt.and.s32 p1, %4, %6, p1;"
+      "setp.lt.s32 p2, %3, %8; setp.gt.and.s32 p2, %4, %7, p2; setp.lt.s32 p3, %3, %9; setp.gt.and.s32 p3, %4, %8, p3;"
+      "@p0 st.global.b16 [%0], h0;   @p1 st.global.b16 [%0+2], h1;"
+      "@p2 st.global.b16 [%0+4], h2; @p3 st.global.b16 [%0+6], h3;}"
+      ::"l"(address), "r"(a), "r"(b), "r"(first), "r"(end), "n"(At), "n"(At + 1), "n"(At + 2), "n"(At + 3), "n"(At + 4) : "memory");)
+  TRTC_PORTABLE(const uint32 word[2] = {a, b}; trtc_simulator::store_each<uint16>(address, word, first - At, end - At);)
+}
+
+template <int At>
+TRTC_DEVICE void store_1_each(void* address, uint32 a, int first, int end) {
+  TRTC_PTX(asm volatile(
+      "{.reg .pred p<4>; .reg .b32 r<4>; shr.b32 r1, %1, 8; shr.b32 r2, %1, 16; shr.b32 r3, %1, 24;"
+      "setp.lt.s32 p0, %2, %5; setp.gt.and.s32 p0, %3, %4, p0; setp.lt.s32 p1, %2, %6; setp.gt.and.s32 p1, %3, %5, p1;"
+      "setp.lt.s32 p2, %2, %7; setp.gt.and.s32 p2, %3, %6, p2; setp.lt.s32 p3, %2, %8; setp.gt.and.s32 p3, %3, %7, p3;"
+      "@p0 st.global.b8 [%0], %1;   @p1 st.global.b8 [%0+1], r1;"
+      "@p2 st.global.b8 [%0+2], r2; @p3 st.global.b8 [%0+3], r3;}"
+      ::"l"(address), "r"(a), "r"(first), "r"(end), "n"(At), "n"(At + 1), "n"(At + 2), "n"(At + 3), "n"(At + 4) : "memory");)
+  TRTC_PORTABLE(const uint32 word[1] = {a}; trtc_simulator::store_each<unsigned char>(address, word, first - At, end - At);)
+}
+
+// Of a word at bit `At` of a Vec: the bits from the Vec's bit `first` to before its bit `end`; for the others, `fill`'s.
+template <int At>
+TRTC_DEVICE uint32 keep_bits(uint32 word, int first, int end, uint32 fill) {
+  uint32 bits;
+  TRTC_PTX(asm(
+      "{.reg .b32 f, e; sub.s32 f, %2, %5; sub.s32 e, %3, %5; max.s32 f, f, 0; max.s32 e, e, 0;"
+      "bmsk.clamp.b32 f, 0, f; bmsk.clamp.b32 e, 0, e; lop3.b32 f, e, f, 0, 0x30; lop3.b32 %0, %1, %4, f, 0xe4;}"
+      : "=r"(bits) : "r"(word), "r"(first), "r"(end), "r"(fill), "n"(At));)
+  TRTC_PORTABLE(
+      const auto lowest = [](int count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; };
+      const uint32 kept = lowest(end - At) & ~lowest(first - At);
+      bits = (word & kept) | (fill & ~kept);)
+  return bits;
 }
 
 // What is computed of these bits behind this is computed anew.

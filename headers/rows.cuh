@@ -256,11 +256,11 @@ struct InputRow {
   // What a ragged part's first and last Vec brought beside it, and what is behind them, becomes zeros: by each thread
   // in its own Vecs, once it has waited.
   TRTC_DEVICE void clear_outside(int thread, int shift, int columns) const {
-    if (thread == 0 && shift > 0) clear_slots(0, 0, shift);
+    if (thread == 0 && shift > 0) keep_slots(0, shift, N);
 #pragma unroll
     for (int k = 0; k < Config::steps; ++k) {
       const int slot = (k * Config::threads + thread) * N;
-      if (!Config::filled(k) && slot + N > columns + shift) clear_slots(slot, max(columns + shift, slot), slot + N);
+      if (!Config::filled(k) && slot + N > columns + shift) keep_slots(slot, slot, columns + shift);
     }
   }
 
@@ -283,16 +283,13 @@ struct InputRow {
     return reinterpret_cast<T*>(region) + place.row_in_cta * Config::chunk;
   }
 
-  // Those of a Vec from `first` to before `end`.
-  TRTC_DEVICE void clear_slots(int slot, int first, int end) const {
+  // Of a Vec, the slots from `first` to before `end` stay, and others become zeros.
+  TRTC_DEVICE void keep_slots(int slot, int first, int end) const {
     Vec<T, N> value;
     value.fill(0);
-    if (first > slot || end < slot + N) {  // else nothing may have come
+    if (first < end) {  // else nothing may have come
       value = at(slot);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        if (slot + i >= first && slot + i < end) value.set_bits(i, 0);
-      }
+      value.keep(first - slot, end - slot, 0);
     }
     value.template store<Space::shared>(shared + slot, true);
   }
@@ -300,9 +297,13 @@ struct InputRow {
   TRTC_DEVICE void fetch_each(T* to_row, const T* from, int slot, int shift, int columns) const {
     Vec<T, N> value;
     if constexpr (Config::ragged) {
-      value.load_inside(from + slot, shift - slot, columns + shift - slot);
+      value.fill(0);
+      value.load_each(from + slot, shift - slot, columns + shift - slot);
+    } else if constexpr (Config::stages > 0) {
+      // All at once: LayerNorm's backward of 4096 columns of bfloat16 that begin anywhere 0.41 of a copy, and 0.34.
+      value.load_elements(from + slot, columns - slot);
     } else {
-      value.load(from + slot, columns - slot, false);
+      value.load(from + slot, columns - slot, false);  // which leaves LayerNorm the registers of 288 threads
     }
     value.template store<Space::shared>(to_row + slot, true);
   }
@@ -480,7 +481,7 @@ struct OutputRow {
       for (int slot = thread * N; slot < columns + shift; slot += Config::threads * N) {
         Vec<T, N> value;
         value.load_shared(shared + slot);
-        value.store_inside(global + (slot - shift), shift - slot, columns + shift - slot);
+        value.store_each(global + (slot - shift), shift - slot, columns + shift - slot);
       }
       return;
     }

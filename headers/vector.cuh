@@ -43,28 +43,37 @@ struct Vec {
       load_4(word[0], address, count > 0);
     } else if (aligned && count >= N) {
       load_whole<Space::global>(address);
+    } else if constexpr (sizeof(T) == 2) {
+      // In a loop, the last one first, each of which moves the others up: few rows are not aligned, and without a loop
+      // aligned ones wait for each other's Vecs (LayerNorm, 16 rows of 8192: 2.4 us in a graph, and 2.8).
+      fill(0);
+#pragma unroll 1
+      for (int i = min(count, N) - 1; i >= 0; --i) push(load_element(address + i));
     } else {
-      load_each(address, count);
+      load_elements(address, count);
     }
   }
 
   // From global memory, aligned to an element: the first `count` elements, all on their way at once, and zeros. Of a
   // few Vecs, it compiles sooner than as many loops (LayerNorm of 4096 columns: 128 ms, and 137).
   TRTC_DEVICE void load_elements(const T* address, int count) {
-    static_assert(sizeof(T) > 1, "bytes are loaded by load_element()");
+    fill(0);
+    load_each(address, 0, count);
+  }
+
+  // From global memory, aligned to an element: the elements from `first` to before `end`, all on their way at once; the
+  // others stay. What decides about an element is in the loads' statement, as its text costs the compiler more than the
+  // loads (softmax of 4096 keys: 278 ms, and 230).
+  TRTC_DEVICE void load_each(const T* address, int first, int end) {
     if constexpr (N < 4) {
-      fill(0);
 #pragma unroll
-      for (int i = 0; i < N; ++i) set_bits(i, load_element(address + i, i < count));
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; i += 4) {
-        if constexpr (sizeof(T) == 2) {
-          load_2_each(word[i / 2], word[i / 2 + 1], address + i, count - i);
-        } else {
-          load_4_each(word[i], word[i + 1], word[i + 2], word[i + 3], address + i, count - i);
-        }
+      for (int i = 0; i < N; ++i) {
+        const bool is_inside = i >= first && i < end;
+        const uint32 loaded = load_element(address + i, is_inside);
+        if (is_inside) set_bits(i, loaded);
       }
+    } else {
+      load_fours<0>(address, first, end);
     }
   }
 
@@ -91,25 +100,13 @@ struct Vec {
     }
   }
 
-  // From global memory, aligned to an element: the elements from `first` to before `end`, and zeros. In a loop, as for
-  // the ends of rows.
-  TRTC_DEVICE void load_inside(const T* address, int first, int end) {
-    fill(0);
-#pragma unroll 1
-    for (int i = N - 1; i >= 0; --i) push(load_element(address + i, i >= first && i < end));
-  }
-
   // From global memory, aligned: what is before element `first` and from `end` on is of no use.
   TRTC_DEVICE void load_part(const T* address, int first, int end) {
     if constexpr (reads_whole_blocks) {
       load_whole<Space::global>(address);
     } else {
-      // What must not be used is NaN, or a byte that is set.
-      for (int i = 0; i < N; ++i) {
-        const bool is_inside = i >= first && i < end;
-        const uint32 bits = load_element(address + i, is_inside);
-        set_bits(i, is_inside ? bits : 0xffffffffu >> (32 - 8 * static_cast<int>(sizeof(T))));
-      }
+      fill(0xffffffffu >> (32 - 8 * static_cast<int>(sizeof(T))));  // what must not be used: NaN, or a byte that is set
+      load_each(address, first, end);
     }
   }
 
@@ -144,14 +141,13 @@ struct Vec {
     }
   }
 
-  // To global memory, aligned to an element: the elements from `first` to before `end`. In a loop, as for the ends of
-  // rows.
-  TRTC_DEVICE void store_inside(T* address, int first, int end) const {
-    Vec rest = *this;
-#pragma unroll 1
-    for (int i = 0; i < N; ++i) {
-      rest.store_element(address + i, 0, i >= first && i < end);
-      rest.drop_first();
+  // To global memory, aligned to an element: the elements from `first` to before `end`.
+  TRTC_DEVICE void store_each(T* address, int first, int end) const {
+    if constexpr (N < 4) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) store_element(address + i, i, i >= first && i < end);
+    } else {
+      store_fours<0>(address, first, end);
     }
   }
 
@@ -175,18 +171,11 @@ struct Vec {
     }
   }
 
-  // Moves every element up by one place, and puts this one first.
+  // Moves every element of 16 bits up by one place, and puts this one first.
   TRTC_DEVICE void push(uint32 bits) {
-    if constexpr (sizeof(T) == 4) {
 #pragma unroll
-      for (int i = words - 1; i > 0; --i) word[i] = word[i - 1];
-      word[0] = bits;
-    } else {
-      constexpr int width = 8 * sizeof(T);
-#pragma unroll
-      for (int i = words - 1; i > 0; --i) word[i] = shift_right(word[i - 1], word[i], 32 - width);
-      word[0] = word[0] << width | bits;
-    }
+    for (int i = words - 1; i > 0; --i) word[i] = shift_right(word[i - 1], word[i], 16);
+    word[0] = word[0] << 16 | bits;
   }
 
   // Of element i.
@@ -205,23 +194,21 @@ struct Vec {
     }
   }
 
-  // Moves every element down by one place.
-  TRTC_DEVICE void drop_first() {
-#pragma unroll
-    for (int i = 0; i < words; ++i) {
-      const uint32 next = i + 1 < words ? word[i + 1] : 0;
-      word[i] = sizeof(T) == 4 ? next : shift_right(word[i], next, 8 * sizeof(T) % 32);
-    }
+  // Elements before `first` and from `end` on have these bits.
+  TRTC_DEVICE void keep(int first, int end, uint32 bits) {
+    constexpr int width = static_cast<int>(8 * sizeof(T));
+    Vec filling;
+    filling.fill(bits);
+    keep_words<0>(min(first, N) * width, min(end, N) * width, filling);
   }
 
   // The first `count` elements become those of another one.
   TRTC_DEVICE void replace_first(const Vec& other, int count) {
-    const int bits = count * static_cast<int>(8 * sizeof(T));
+    if constexpr (sizeof(T) == 4) {
 #pragma unroll
-    for (int i = 0; i < words; ++i) {
-      const uint32 theirs =
-          sizeof(T) == 4 ? (i < count ? 0xffffffffu : 0) : lowest_bits(static_cast<uint32>(max(bits - 32 * i, 0)));
-      word[i] = (word[i] & ~theirs) | (other.word[i] & theirs);
+      for (int i = 0; i < words; ++i) word[i] = i < count ? other.word[i] : word[i];
+    } else {
+      keep_words<0>(count * static_cast<int>(8 * sizeof(T)), 8 * bytes, other);
     }
   }
 
@@ -312,6 +299,43 @@ struct Vec {
     return found;
   }
 
+  // Of element `I` and those behind it, four at a time.
+  template <int I>
+  TRTC_DEVICE void load_fours(const T* address, int first, int end) {
+    if constexpr (I < N) {
+      if constexpr (sizeof(T) == 4) {
+        load_4_each<I>(word[I], word[I + 1], word[I + 2], word[I + 3], address + I, first, end);
+      } else if constexpr (sizeof(T) == 2) {
+        load_2_each<I>(word[I / 2], word[I / 2 + 1], address + I, first, end);
+      } else {
+        load_1_each<I>(word[I / 4], address + I, first, end);
+      }
+      load_fours<I + 4>(address, first, end);
+    }
+  }
+  template <int I>
+  TRTC_DEVICE void store_fours(T* address, int first, int end) const {
+    if constexpr (I < N) {
+      if constexpr (sizeof(T) == 4) {
+        store_4_each<I>(address + I, word[I], word[I + 1], word[I + 2], word[I + 3], first, end);
+      } else if constexpr (sizeof(T) == 2) {
+        store_2_each<I>(address + I, word[I / 2], word[I / 2 + 1], first, end);
+      } else {
+        store_1_each<I>(address + I, word[I / 4], first, end);
+      }
+      store_fours<I + 4>(address, first, end);
+    }
+  }
+
+  // Of word `I` and those behind it.
+  template <int I>
+  TRTC_DEVICE void keep_words(int first, int end, const Vec& filling) {
+    if constexpr (I < words) {
+      word[I] = keep_bits<32 * I>(word[I], first, end, filling.word[I]);
+      keep_words<I + 1>(first, end, filling);
+    }
+  }
+
   template <Space From>
   TRTC_DEVICE void load_whole(const T* address) {
     if constexpr (bytes == 2) load_2<From>(word[0], address, true);
@@ -319,18 +343,6 @@ struct Vec {
     if constexpr (bytes == 8) load_8<From>(word[0], word[1], address);
     if constexpr (bytes >= 16) load_16<From>(word[0], word[1], word[2], word[3], address);
     if constexpr (bytes == 32) load_16<From>(word[4], word[5], word[6], word[7], address + per_quad);
-  }
-
-  // Of 16 bits, in a loop, the last one first, each of which moves the others up: few rows are not aligned, and without
-  // a loop they cost every kernel's compilation more than the rest of it.
-  TRTC_DEVICE void load_each(const T* address, int count) {
-    if constexpr (sizeof(T) == 2) {
-      fill(0);
-#pragma unroll 1
-      for (int i = min(count, N) - 1; i >= 0; --i) push(load_element(address + i));
-    } else {
-      load_elements(address, count);
-    }
   }
 };
 

@@ -351,7 +351,8 @@ struct ColumnArray {
     for (int number = place.thread; number * N < Config::chunk; number += Config::threads) {
       const int slot = number * N;
       Vec<T, N> value;
-      value.load_inside(part + (slot - shift), shift - slot, place.most_columns + shift - slot);
+      value.fill(0);
+      value.load_each(part + (slot - shift), shift - slot, place.most_columns + shift - slot);
       if constexpr (Config::float_columns) {
 #pragma unroll
         for (int p = 0; p < pieces; ++p) {
@@ -465,8 +466,7 @@ struct FinishedColumns {
         const float* from = row + k * step < rows ? of_row + k * to_next : last;
 #pragma unroll
         for (int i = 0; i < Most; ++i) {
-          uint32(&word)[N] = value[k][i].word;
-          load_4_each(word[0], word[1], word[2], word[3], from + (i < gradients ? i * pitch : 0), columns);
+          value[k][i].load_elements(from + (i < gradients ? i * pitch : 0), columns);
         }
       }
       add_rows(value, row, step, rows, sum);

@@ -80,7 +80,7 @@ TRTC_DEVICE void load_scaled(const Params& params, float (&v)[softmax_vector], c
     if (column + N <= x.columns && rows_aligned<boolean, N>(bytes, 0, 0)) {
       of_mask.load_aligned(bytes);
     } else {
-      of_mask.load_inside(bytes, 0, x.columns - column);
+      of_mask.load_elements(bytes, x.columns - column);
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = of_mask.is_set(i) == mask.keeps ? v[i] : minus_infinity();

@@ -8,6 +8,7 @@ import calls
 import numpy as np
 import pytest
 import reference
+import vec_elements
 from cases import CASES, FLOATS, Case
 from frameworks import bits
 
@@ -104,3 +105,9 @@ def test_conversions_agree_on_every_float():
     kernel.launch(LaunchConfig((1 << 14, 1, 1), (256, 1, 1)), {"wrong": wrong.data_ptr(), "first": 0, "each": 1 << 10})
     torch.cuda.synchronize()
     assert wrong.tolist() == [0] * 6, "float16, bfloat16, e4m3, e5m2, from float16, rsqrt beyond 2 ulp"
+
+
+@pytest.mark.parametrize("size", vec_elements.SIZES)
+@pytest.mark.parametrize("element", vec_elements.TYPES)
+def test_elements_of_every_range_are_loaded_kept_and_stored_and_no_others_touched(element, size, rng, torch):
+    vec_elements.hold(element, size, 0, rng, lambda array: torch.from_numpy(array.view(np.uint8).copy()).cuda())

@@ -156,7 +156,7 @@ _FORWARD_TABLE = (
     # On an H100 1100, 1500, 2048: 0.78, 0.97, 1.00; staged by 32 threads 0.98, 0.98 and 1.00, but 16 rows take 3.0, 3.2
     # and 3.1 us in a graph instead of 2.1, 2.1 and 1.7
     _Entry(256, 64, 4, bytes=2),
-    # On an H100 2100, 2500: 0.90, 0.98; staged by 32 threads 0.98 and 0.98, but 16 rows take 3.9 and 4.1 us, not 2.0
+    # On an H100 2100, 2500: 0.90, 0.95; staged by 32 threads 0.98 and 0.98, but 16 rows take 3.9 and 4.1 us, not 2.0
     _Entry(320, 128, 4, bytes=2),
     _Entry(384, 128, bytes=2),  # 2600, 3000: 0.95; by 32 threads 0.94; held by 128 0.84, 0.92
     _Entry(512, 128, 4, bytes=2),  # 3600, 4096: 0.97, 0.97; 4093: 0.98, staged 0.91, of 16 rows a launch 0.7 us more

@@ -113,23 +113,29 @@ TRTC_RAW void store(void* address, T value) {
   __builtin_memcpy(address, &value, sizeof(T));
 }
 
-// The first `count` of N elements, one access each, and zeros.
-template <class T, int N>
-struct Elements {
-  unsigned word[(N * sizeof(T) + 3) / 4];
-};
-
-template <class T, int N>
-TRTC_RAW Elements<T, N> load_each(const void* address, int count) {
-  Elements<T, N> value = {};
-  for (int i = 0; i < N && i < count; ++i) {
-    const char* element = static_cast<const char*>(address) + i * sizeof(T);
+// Of neighbouring elements, as many as fit the words, those from `first` to before `end`: one access each.
+template <class T, int Words>
+TRTC_RAW void load_each(unsigned (&word)[Words], const void* address, int first, int end) {
+  constexpr int count = Words * 4 / static_cast<int>(sizeof(T));
+  for (int i = first < 0 ? 0 : first; i < count && i < end; ++i) {
+    const char* element = static_cast<const char*>(address) + i * static_cast<int>(sizeof(T));
 #if TRTC_CHECKED
     machine->access(element, sizeof(T), sizeof(T), false, TRTC_CALLER);
 #endif
-    __builtin_memcpy(reinterpret_cast<char*>(&value) + i * sizeof(T), element, sizeof(T));
+    __builtin_memcpy(reinterpret_cast<char*>(word) + i * sizeof(T), element, sizeof(T));
   }
-  return value;
+}
+
+template <class T, int Words>
+TRTC_RAW void store_each(void* address, const unsigned (&word)[Words], int first, int end) {
+  constexpr int count = Words * 4 / static_cast<int>(sizeof(T));
+  for (int i = first < 0 ? 0 : first; i < count && i < end; ++i) {
+    char* element = static_cast<char*>(address) + i * static_cast<int>(sizeof(T));
+#if TRTC_CHECKED
+    machine->access(element, sizeof(T), sizeof(T), true, TRTC_CALLER);
+#endif
+    __builtin_memcpy(element, reinterpret_cast<const char*>(word) + i * sizeof(T), sizeof(T));
+  }
 }
 
 // No template's parameter is deduced from a lambda's place: the change is a type with call().

@@ -1,0 +1,80 @@
+"""A Vec's elements of a range: what loads, stores and keeps them, beside numpy, for every range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from transformer_rtc import Field, KernelManager, LaunchConfig, SimulatedDevice
+from transformer_rtc.cache import DiskCache
+
+# Of 1, 2 and 4 bytes.
+TYPES = {"trtc::boolean": np.uint8, "trtc::bfloat16": np.uint16, "float": np.uint32}
+SIZES = (1, 2, 4, 8)
+RESULTS = ("loaded", "kept", "replaced", "stored")
+FIELDS = (Field("from", "pointer"), *(Field(name, "pointer") for name in RESULTS), Field("span", "int32"))
+
+# A thread has a range. What it stores by elements has one of them on either side, and no alignment.
+TEXT = """#include "vector.cuh"
+
+TRTC_ENTRY void vec_elements(TRTC_PARAMETER Params params) {
+  using namespace trtc;
+  using Element = ELEMENT;
+  using Value = Vec<Element, SIZE>;
+  const int thread = static_cast<int>(cta_index() * 64 + thread_index());
+  if (thread >= params.span * params.span) return;
+  const int first = thread / params.span - SIZE - 1, end = thread % params.span - SIZE - 1;
+  const auto* from = static_cast<const Element*>(params.from);
+  Value loaded, whole;
+  loaded.fill(FILL);
+  loaded.load_each(from + 1, first, end);
+  loaded.store(static_cast<Element*>(params.loaded) + thread * SIZE, true);
+  whole.fill(0);
+  whole.load_each(from + 1, 0, SIZE);
+  Value kept = whole;
+  kept.keep(first, end, FILL);
+  kept.store(static_cast<Element*>(params.kept) + thread * SIZE, true);
+  Value replaced;
+  replaced.fill(FILL);
+  replaced.replace_first(whole, min(max(first, 0), SIZE));
+  replaced.store(static_cast<Element*>(params.replaced) + thread * SIZE, true);
+  whole.store_each(static_cast<Element*>(params.stored) + thread * (SIZE + 2) + 1, first, end);
+}
+"""
+
+
+def hold(
+    element: str, size: int, device: int | SimulatedDevice, rng: np.random.Generator, put: Callable[[np.ndarray], Any]
+) -> None:
+    """Run every range on a device, to which `put` brings an array, and compare the results."""
+    dtype, fill, poison = TYPES[element], 0x5A, 0xEE
+    span = 3 * size + 3  # ranges that begin before the Vec, and end behind it, by more than it has
+    given = rng.integers(0, 256, (size + 2) * dtype().itemsize, np.uint8).view(dtype)
+    text = TEXT.replace("ELEMENT", element).replace("SIZE", str(size)).replace("FILL", f"0x{fill:x}u")
+    kernel = KernelManager(DiskCache(None)).compile(text, "vec_elements", FIELDS, device)
+    shapes = {name: (span, span, size + 2 if name == "stored" else size) for name in RESULTS}
+    arrays = {name: put(np.full(shape, poison, dtype)) for name, shape in shapes.items()}
+    config = LaunchConfig((-(-span * span // 64), 1, 1), (64, 1, 1))
+    pointers = {name: getattr(array, "data_ptr", lambda array=array: array)() for name, array in arrays.items()}
+    source = put(given)
+    kernel.launch(config, {"from": getattr(source, "data_ptr", lambda: source)(), **pointers, "span": span})
+    found = {name: np.asarray(array.cpu() if hasattr(array, "cpu") else array) for name, array in arrays.items()}
+
+    ranges = np.arange(span) - size - 1
+    places = np.arange(size)
+    inside = (places >= ranges[:, None, None]) & (places < ranges[None, :, None])
+    whole = given[1:-1]
+    stored = np.full(shapes["stored"], poison, dtype)
+    stored[..., 1:-1] = np.where(inside, whole, stored[..., 1:-1])
+    expected = {
+        "loaded": np.where(inside, whole, dtype(fill)),
+        "kept": np.where(inside, whole, dtype(fill)),
+        "replaced": np.broadcast_to(
+            np.where(places < np.clip(ranges, 0, size)[:, None, None], whole, dtype(fill)), shapes["replaced"]
+        ),
+        "stored": stored,
+    }
+    for name in RESULTS:
+        np.testing.assert_array_equal(found[name].view(dtype), expected[name], err_msg=name)
