@@ -324,7 +324,7 @@ TRTC_DEVICE void store_16(void* address, uint32 a, uint32 b, uint32 c, uint32 d,
   TRTC_PORTABLE(if (valid) trtc_simulator::store(address, uint4{a, b, c, d});)
 }
 
-// The same of stores to global memory.
+// As load_4_each(): stores to global memory.
 template <int At>
 TRTC_DEVICE void store_4_each(void* address, uint32 a, uint32 b, uint32 c, uint32 d, int first, int end) {
   TRTC_PTX(asm volatile(

@@ -144,7 +144,8 @@ struct Slots {
         return;
       }
     }
-    // Or all Vecs, and the head's slots that have the part's last columns.
+    // These by elements, or all Vecs where they are not aligned, and the head's slots that have the part's last
+    // columns.
     const int last_step = !aligned ? static_cast<int>(Steps) : tail ? last / Threads : 0;
     const int to_next = aligned ? max(last_step, 1) : 1;
 #pragma unroll 1

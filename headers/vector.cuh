@@ -36,7 +36,7 @@ struct Vec {
   // From global memory: the first `count` elements (0 or less: none), and zeros. `aligned`: to `bytes`, or to 16 where
   // there are more; otherwise the address is aligned to an element.
   TRTC_DEVICE void load(const T* address, int count, bool aligned) {
-    static_assert(sizeof(T) > 1, "bytes are loaded by load_aligned() and load_element()");
+    static_assert(sizeof(T) > 1, "bytes are loaded by load_aligned() and load_elements()");
     if constexpr (N == 1 && sizeof(T) == 2) {
       load_2<Space::global>(word[0], address, count > 0);
     } else if constexpr (N == 1) {
@@ -62,8 +62,8 @@ struct Vec {
   }
 
   // From global memory, aligned to an element: the elements from `first` to before `end`, all on their way at once; the
-  // others stay. What decides about an element is in the loads' statement, as its text costs the compiler more than the
-  // loads (softmax of 4096 keys: 278 ms, and 230).
+  // others stay. Of 4 and more, what decides about an element is in the loads' statement, as its text costs the
+  // compiler more than the loads (softmax of 4096 keys: 278 ms, and 230).
   TRTC_DEVICE void load_each(const T* address, int first, int end) {
     if constexpr (N < 4) {
 #pragma unroll
@@ -173,6 +173,7 @@ struct Vec {
 
   // Moves every element of 16 bits up by one place, and puts this one first.
   TRTC_DEVICE void push(uint32 bits) {
+    static_assert(sizeof(T) == 2, "of 16 bits");
 #pragma unroll
     for (int i = words - 1; i > 0; --i) word[i] = shift_right(word[i - 1], word[i], 16);
     word[0] = word[0] << 16 | bits;
@@ -194,7 +195,7 @@ struct Vec {
     }
   }
 
-  // Elements before `first` and from `end` on have these bits.
+  // Elements before `first`, however far that is, and from `end` on have these bits.
   TRTC_DEVICE void keep(int first, int end, uint32 bits) {
     constexpr int width = static_cast<int>(8 * sizeof(T));
     Vec filling;

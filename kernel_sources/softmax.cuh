@@ -245,9 +245,7 @@ template <class Config>
 TRTC_DEVICE typename Config::Part softmax_part(int thread, int shift, int columns, Range range, int first) {
   const int capacity = Config::Part::capacity;
   const Range here = range.from(first);
-  // A range may begin far behind a chunk: further than can be counted in bits.
-  const int begin = Config::chunked ? min(here.begin, capacity) : here.begin;
-  return {thread, shift, min(columns - first, capacity), begin, here.end};
+  return {thread, shift, min(columns - first, capacity), here.begin, here.end};
 }
 
 // The bits of y of an element that did not take part, and whether one did. Whatever its dy is, its dx is 0, and its dy

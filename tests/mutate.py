@@ -652,7 +652,7 @@ def _softmax_trials() -> Iterator[SoftmaxTrial]:
     f32, f16, bf16 = FLOAT32, FLOAT16, BFLOAT16
     # Parts of warps, warps, chunks, CTAs of a cluster, which is a cooperative grid on sm_80, and chunks of these. A
     # part is full at every alignment, which is of 4 or 8 elements.
-    warp, warps = SoftmaxConfig(8, 16, 0, 2), SoftmaxConfig(64, 2, 0, 3)
+    few, warp, warps = SoftmaxConfig(2, 32, 0, 4), SoftmaxConfig(8, 16, 0, 2), SoftmaxConfig(64, 2, 0, 3)
     chunks = SoftmaxConfig(64, 1, 0, 2, chunked=True)
     ctas = SoftmaxConfig(64, 1, 0, 2, 4, clusters=True)
     chunks_of_ctas = SoftmaxConfig(64, 1, 0, 1, 2, clusters=True, chunked=True)
@@ -672,6 +672,7 @@ def _softmax_trials() -> Iterator[SoftmaxTrial]:
     yield SoftmaxTrial(staged_by_ctas, f32, ((6, 40), (6, 1999)), (*every[:2], (3, 1)), special=True)
     yield SoftmaxTrial(staged_by_ctas, bf16, ((2, 3, 9, 3001),), ((0, 0), (3, 1)), 80, mask=BOOL, keeps=True)
     yield SoftmaxTrial(staged_by_ctas, bf16, ((1, 1900),), same_bits=True)
+    yield SoftmaxTrial(few, bf16, ((37, 5), (37, 33), (37, 49), (37, 57), (37, 63)), every)
     yield SoftmaxTrial(warp, f32, ((37, 1), (37, 2), (37, 7), (37, 61), (37, 64)), (*every[:4], (0, 1)), special=True)
     yield SoftmaxTrial(warps, f16, ((5, 9), (5, 1021), (5, 1536)), (*every, (0, 1)))
     yield SoftmaxTrial(chunks, f32, ((6, 500), (6, 513), (6, 1700)), special=True)

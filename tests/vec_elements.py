@@ -26,13 +26,13 @@ TRTC_ENTRY void vec_elements(TRTC_PARAMETER Params params) {
   const int thread = static_cast<int>(cta_index() * 64 + thread_index());
   if (thread >= params.span * params.span) return;
   const int first = thread / params.span - SIZE - 1, end = thread % params.span - SIZE - 1;
-  const auto* from = static_cast<const Element*>(params.from);
+  const auto* from = static_cast<const Element*>(params.from);  // which is not aligned
   Value loaded, whole;
   loaded.fill(FILL);
-  loaded.load_each(from + 1, first, end);
+  loaded.load_each(from, first, end);
   loaded.store(static_cast<Element*>(params.loaded) + thread * SIZE, true);
   whole.fill(0);
-  whole.load_each(from + 1, 0, SIZE);
+  whole.load_each(from, 0, SIZE);
   Value kept = whole;
   kept.keep(first, end, FILL);
   kept.store(static_cast<Element*>(params.kept) + thread * SIZE, true);
@@ -48,24 +48,27 @@ TRTC_ENTRY void vec_elements(TRTC_PARAMETER Params params) {
 def hold(
     element: str, size: int, device: int | SimulatedDevice, rng: np.random.Generator, put: Callable[[np.ndarray], Any]
 ) -> None:
-    """Run every range on a device, to which `put` brings an array, and compare the results."""
+    """Run every range on a device, to which `put` brings an array as bytes, and compare the results."""
     dtype, fill, poison = TYPES[element], 0x5A, 0xEE
     span = 3 * size + 3  # ranges that begin before the Vec, and end behind it, by more than it has
-    given = rng.integers(0, 256, (size + 2) * dtype().itemsize, np.uint8).view(dtype)
+    # No element is the fill or the poison: their lowest bytes are smaller.
+    given = (rng.integers(0, 1 << 32, size + 1, np.uint64) << 8 | rng.integers(0, fill, size + 1, np.uint64)).astype(
+        dtype
+    )
     text = TEXT.replace("ELEMENT", element).replace("SIZE", str(size)).replace("FILL", f"0x{fill:x}u")
     kernel = KernelManager(DiskCache(None)).compile(text, "vec_elements", FIELDS, device)
     shapes = {name: (span, span, size + 2 if name == "stored" else size) for name in RESULTS}
     arrays = {name: put(np.full(shape, poison, dtype)) for name, shape in shapes.items()}
     config = LaunchConfig((-(-span * span // 64), 1, 1), (64, 1, 1))
     pointers = {name: getattr(array, "data_ptr", lambda array=array: array)() for name, array in arrays.items()}
-    source = put(given)
+    source = put(given)[dtype().itemsize :]
     kernel.launch(config, {"from": getattr(source, "data_ptr", lambda: source)(), **pointers, "span": span})
     found = {name: np.asarray(array.cpu() if hasattr(array, "cpu") else array) for name, array in arrays.items()}
 
     ranges = np.arange(span) - size - 1
     places = np.arange(size)
     inside = (places >= ranges[:, None, None]) & (places < ranges[None, :, None])
-    whole = given[1:-1]
+    whole = given[1:]
     stored = np.full(shapes["stored"], poison, dtype)
     stored[..., 1:-1] = np.where(inside, whole, stored[..., 1:-1])
     expected = {

@@ -34,8 +34,9 @@ from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 BOTH = pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
-# A row in a warp, in a CTA, in chunks, and in several CTAs with and without.
+# A row in a few threads, in a warp, in a CTA, in chunks, and in several CTAs with and without.
 CONFIGS = {
+    "few threads": SoftmaxConfig(2, 32, 8, 4),
     "warp": SoftmaxConfig(8, 16, 8, 2),
     "warps": SoftmaxConfig(64, 2, 8, 3),
     "four warps": SoftmaxConfig(128, 1, 8, 2),
@@ -458,7 +459,7 @@ def test_a_mask_and_a_causal_mode_however_a_row_is_held(name, held, rng):
 
 
 def test_a_window_that_begins_far_behind_the_first_chunk():
-    keys = 2**27 + 2**20  # the window begins further than bits can be counted
+    keys = 2**27 + 2**20  # the window begins further than bits can be counted: trtc::Vec::keep
     held = np.ones(keys + 8, np.float16)
     x = held[(3 - held.ctypes.data // 2) % 8 :][:keys].reshape(1, keys)
     with using(simulated(checked=False)):
