@@ -45,6 +45,11 @@ TRTC_ENTRY void vec_elements(TRTC_PARAMETER Params params) {
 """
 
 
+def _pointer(array: Any) -> Any:
+    """Return what a launch takes: an array of the host as it is, and of torch its address."""
+    return array.data_ptr() if hasattr(array, "data_ptr") else array
+
+
 def hold(
     element: str, size: int, device: int | SimulatedDevice, rng: np.random.Generator, put: Callable[[np.ndarray], Any]
 ) -> None:
@@ -52,17 +57,16 @@ def hold(
     dtype, fill, poison = TYPES[element], 0x5A, 0xEE
     span = 3 * size + 3  # ranges that begin before the Vec, and end behind it, by more than it has
     # No element is the fill or the poison: their lowest bytes are smaller.
-    given = (rng.integers(0, 1 << 32, size + 1, np.uint64) << 8 | rng.integers(0, fill, size + 1, np.uint64)).astype(
-        dtype
-    )
+    high, low = (rng.integers(0, end, size + 1, np.uint64) for end in (1 << 32, fill))
+    given = (high << 8 | low).astype(dtype)
     text = TEXT.replace("ELEMENT", element).replace("SIZE", str(size)).replace("FILL", f"0x{fill:x}u")
     kernel = KernelManager(DiskCache(None)).compile(text, "vec_elements", FIELDS, device)
     shapes = {name: (span, span, size + 2 if name == "stored" else size) for name in RESULTS}
     arrays = {name: put(np.full(shape, poison, dtype)) for name, shape in shapes.items()}
     config = LaunchConfig((-(-span * span // 64), 1, 1), (64, 1, 1))
-    pointers = {name: getattr(array, "data_ptr", lambda array=array: array)() for name, array in arrays.items()}
     source = put(given)[dtype().itemsize :]
-    kernel.launch(config, {"from": getattr(source, "data_ptr", lambda: source)(), **pointers, "span": span})
+    pointers = {name: _pointer(array) for name, array in {"from": source, **arrays}.items()}
+    kernel.launch(config, {**pointers, "span": span})
     found = {name: np.asarray(array.cpu() if hasattr(array, "cpu") else array) for name, array in arrays.items()}
 
     ranges = np.arange(span) - size - 1
