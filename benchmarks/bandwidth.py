@@ -151,7 +151,7 @@ EXAMPLES = """examples:
   python3 benchmarks/bandwidth.py --compile --json bandwidth.json --plot bandwidth.png
   python3 benchmarks/bandwidth.py --quick --only rms_norm_backward,layer_norm_backward --dtype bfloat16
   python3 benchmarks/bandwidth.py --quick --models --json models.json
-  python3 benchmarks/bandwidth.py --from-json bandwidth.json --plot bandwidth.png   # measures nothing
+  python3 benchmarks/bandwidth.py --from-json bf16.json fp32.json --plot both.png   # measures nothing: two runs as one
 """
 
 
@@ -751,7 +751,7 @@ def measure_all(torch: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     for value in range(AWAKE):
         flush(value)
     result: dict[str, Any] = {
-        "environment": common.environment(),
+        "environments": [common.environment()],
         "placements": placements,
         "repetitions": repetitions,
         "absent": absent,
@@ -830,8 +830,20 @@ def spread_of(times: dict[str, float] | None) -> str | None:
     return times and f"{(times['p90'] - times['p10']) / times['median']:.1%}"
 
 
+def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return runs that measured alike, such as of one dtype each, as one."""
+    first, *others = results
+    for other in others:
+        if any(other[name] != first[name] for name in ("placements", "repetitions")):
+            raise SystemExit("--from-json: the runs have other numbers of placements or repetitions")
+    environments = [environment for result in results for environment in result["environments"]]
+    cases = [case for result in results for case in result["cases"]]
+    return {**first, "environments": environments, "cases": cases}
+
+
 def print_report(result: dict[str, Any]) -> None:
-    common.print_environment(result["environment"])
+    for environment in result["environments"]:
+        common.print_environment(environment)
     every = [Measured(found) for found in result["cases"]]
     large = [one for one in every if one.case.kind != "small"]
     small = [one for one in every if one.case.kind == "small"]
@@ -995,10 +1007,13 @@ def main() -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="write every median and spread there")
     parser.add_argument("--plot", metavar="FILE", help="draw the ratio to the ceiling; needs matplotlib")
-    parser.add_argument("--from-json", metavar="FILE", help="report on what --json wrote, and measure nothing")
+    parser.add_argument(
+        "--from-json", nargs="+", metavar="FILE", help="report on what runs with --json wrote, and measure nothing"
+    )
     arguments = parser.parse_args()
     if arguments.from_json:
-        report(json.loads(Path(arguments.from_json).read_text(encoding="utf-8")), arguments.plot)
+        runs = [json.loads(Path(file).read_text(encoding="utf-8")) for file in arguments.from_json]
+        report(joined(runs), arguments.plot)
         return
     if arguments.models and arguments.compile:
         parser.error("--models measures torch alone: not with --compile")
