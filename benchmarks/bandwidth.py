@@ -838,7 +838,8 @@ def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             raise SystemExit("--from-json: the runs have other numbers of placements or repetitions")
     environments = [environment for result in results for environment in result["environments"]]
     cases = [case for result in results for case in result["cases"]]
-    return {**first, "environments": environments, "cases": cases}
+    absent = {name: why for result in results for name, why in result["absent"].items()}
+    return {**first, "environments": environments, "absent": absent, "cases": cases}
 
 
 def print_report(result: dict[str, Any]) -> None:
