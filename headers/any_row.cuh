@@ -20,40 +20,80 @@ enum class Dtype : int {
 // In bytes.
 TRTC_DEVICE int size_of(Dtype dtype) { return (static_cast<int>(dtype) & 0xff) / 8; }
 
-// Whether Vecs of a row that begins so many bytes behind a multiple of 16 are aligned.
+// Values that a function gives.
+template <int N>
+struct Floats {
+  float of[N];
+};
+
+// Whether a Vec at this address is aligned.
 template <class T, int N>
-TRTC_DEVICE bool is_aligned(int past) {
-  return past % vec_alignment<T, N>() == 0;
+TRTC_DEVICE bool is_aligned(const void* address) {
+  return reinterpret_cast<uint64>(address) % vec_alignment<T, N>() == 0;
 }
 
 template <class T, int N>
-TRTC_DEVICE void load_floats_of(float (&values)[N], const void* row, int column, int columns, int past) {
+TRTC_DEVICE Floats<N> load_floats_of(const void* row, int column, int columns) {
   const T* first = static_cast<const T*>(row) + column;
   Vec<T, N> value;
-  value.load(first, columns - column, is_aligned<T, N>(past));
+  if (column + N <= columns && is_aligned<T, N>(first)) {
+    value.load_aligned(first);
+  } else {
+    value.load_elements(first, columns - column);
+  }
+  Floats<N> values;
 #pragma unroll
-  for (int i = 0; i < N; ++i) values[i] = value.get(i);
+  for (int i = 0; i < N; ++i) values.of[i] = value.get(i);
+  return values;
 }
-
 template <class T, int N>
-TRTC_DEVICE void store_floats_of(const float (&values)[N], void* row, int column, int columns, int past) {
+TRTC_DEVICE void store_floats_of(const Floats<N>& values, void* row, int column, int columns) {
   T* first = static_cast<T*>(row) + column;
   Vec<T, N> value;
 #pragma unroll
-  for (int i = 0; i < N; i += 2) value.set(i, values[i], N == 1 ? 0.0f : values[i + (N > 1)]);
-  const bool vector = column + N <= columns && is_aligned<T, N>(past);
-  value.store(first, vector);
-#pragma unroll
-  for (int i = 0; i < N; ++i) value.store_element(first + i, i, !vector && column + i < columns);
+  for (int i = 0; i < N; i += 2) value.set(i, values.of[i], N == 1 ? 0.0f : values.of[i + (N > 1)]);
+  const bool whole = column + N <= columns && is_aligned<T, N>(first);
+  value.store(first, whole);
+  if (!whole) value.store_each(first, 0, columns - column);
 }
 
-// A row of an array of any type.
+// N columns of a row of any type, which begin with a multiple of N.
+template <int N>
+TRTC_OUT_OF_LINE Floats<N> load_floats(const void* row, Dtype dtype, int column, int columns) {
+  if (dtype == Dtype::float32) return load_floats_of<float, N>(row, column, columns);
+  if (dtype == Dtype::bfloat16) return load_floats_of<bfloat16, N>(row, column, columns);
+  return load_floats_of<float16, N>(row, column, columns);
+}
+template <int N>
+TRTC_OUT_OF_LINE void store_floats(Floats<N> values, void* row, Dtype dtype, int column, int columns) {
+  if (dtype == Dtype::float32) {
+    store_floats_of<float, N>(values, row, column, columns);
+  } else if (dtype == Dtype::bfloat16) {
+    store_floats_of<bfloat16, N>(values, row, column, columns);
+  } else if (dtype == Dtype::float16) {
+    store_floats_of<float16, N>(values, row, column, columns);
+  } else if (dtype == Dtype::float8_e4m3) {
+    store_floats_of<float8_e4m3, N>(values, row, column, columns);
+  } else if (dtype == Dtype::float8_e5m2) {
+    store_floats_of<float8_e5m2, N>(values, row, column, columns);
+  } else {
+    store_floats_of<int8, N>(values, row, column, columns);
+  }
+}
+
+// A row of an array of any type, of which Vecs may not be aligned, or whole. A call for each Vec: with the text for all
+// types at every place, the general kernels of norms took twice as long to compile.
 struct AnyRow {
+  enum : bool { every_option = true };  // with masks and scales, which no call on TypedRows has
   char* row;
   Dtype dtype;
   int columns;
-  int past;  // bytes behind a multiple of 16
 
+  // That of an array whose element offset is `offset`. `columns` is 0 for a row past the last.
+  static TRTC_DEVICE AnyRow at(void* array, int number, int64 offset, int columns) {
+    const Dtype dtype = static_cast<Dtype>(number);
+    return {static_cast<char*>(array) + offset * size_of(dtype), dtype, columns};
+  }
   TRTC_DEVICE bool present() const { return dtype != Dtype::absent; }
   TRTC_DEVICE float largest_number() const {
     return dtype == Dtype::float8_e4m3   ? largest<float8_e4m3>()
@@ -61,64 +101,93 @@ struct AnyRow {
                                          : largest<int8>();
   }
 
-  TRTC_DEVICE void prefetch(int column) const { prefetch_global(row + column * size_of(dtype)); }
-
   // N columns, the first of which is a multiple of N.
   template <int N>
   TRTC_DEVICE void load(float (&values)[N], int column) const {
-    if (dtype == Dtype::float32) {
-      load_floats_of<float, N>(values, row, column, columns, past);
-    } else if (dtype == Dtype::bfloat16) {
-      load_floats_of<bfloat16, N>(values, row, column, columns, past);
-    } else {
-      load_floats_of<float16, N>(values, row, column, columns, past);
-    }
+    const Floats<N> loaded = load_floats<N>(row, dtype, column, columns);
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = loaded.of[i];
   }
-
   template <int N>
   TRTC_DEVICE void store(const float (&values)[N], int column) const {
-    if (dtype == Dtype::float32) {
-      store_floats_of<float, N>(values, row, column, columns, past);
-    } else if (dtype == Dtype::bfloat16) {
-      store_floats_of<bfloat16, N>(values, row, column, columns, past);
-    } else if (dtype == Dtype::float16) {
-      store_floats_of<float16, N>(values, row, column, columns, past);
-    } else if (dtype == Dtype::float8_e4m3) {
-      store_floats_of<float8_e4m3, N>(values, row, column, columns, past);
-    } else if (dtype == Dtype::float8_e5m2) {
-      store_floats_of<float8_e5m2, N>(values, row, column, columns, past);
+    Floats<N> stored;
+#pragma unroll
+    for (int i = 0; i < N; ++i) stored.of[i] = values[i];
+    store_floats<N>(stored, row, dtype, column, columns);
+  }
+};
+
+// The same, where all Vecs are aligned and whole, of float32, or of either type of 16 bits: which of both it is decides
+// behind each load, so that the text of a kernel is there once for them.
+template <class T>
+struct TypedRow {
+  enum : bool { every_option = false };
+  T* row;
+  Dtype dtype;
+  int columns;
+
+  static TRTC_DEVICE TypedRow at(void* array, int number, int64 offset, int columns) {
+    return {static_cast<T*>(array) + offset, static_cast<Dtype>(number), columns};
+  }
+  TRTC_DEVICE bool present() const { return dtype != Dtype::absent; }
+  TRTC_DEVICE float largest_number() const { return 0.0f; }  // no row is scaled
+
+  template <int N>
+  TRTC_DEVICE void load(float (&values)[N], int column) const {
+    Vec<T, N> value;
+    value.load_aligned(row + column);
+    if (sizeof(T) == 4 || dtype == Dtype::bfloat16) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[i] = value.get(i);
     } else {
-      store_floats_of<int8, N>(values, row, column, columns, past);
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[i] = float_from_half<float16>(value.bits(i));
     }
+  }
+  template <int N>
+  TRTC_DEVICE void store(const float (&values)[N], int column) const {
+    Vec<T, N> value;
+    if (sizeof(T) == 4 || dtype == Dtype::bfloat16) {
+#pragma unroll
+      for (int i = 0; i < N; i += 2) value.set(i, values[i], values[i + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; i += 2) value.word[i / 2] = halves_from_floats<float16>(values[i], values[i + 1]);
+    }
+    value.store(row + column, true);
   }
 };
 
-// The row of an array whose element offset is `offset`. `columns` is 0 for a row past the last.
-TRTC_DEVICE AnyRow any_row(void* array, int number, int64 offset, int columns) {
-  const Dtype dtype = static_cast<Dtype>(number);
-  char* const row = static_cast<char*>(array) + offset * size_of(dtype);
-  return {row, dtype, columns, static_cast<int>(reinterpret_cast<uint64>(row) % 16)};
+// Whether all arrays of a call are of one type, and every Vec of N elements of their rows is aligned and whole, so that
+// they can be TypedRows.
+template <int N>
+struct CommonType {
+  bool is_common;
+  Dtype dtype = Dtype::absent;
+
+  TRTC_DEVICE CommonType(int columns, bool possible) : is_common(possible && columns % N == 0) {}
+  TRTC_DEVICE void add(const void* data, int number, int64 outer_stride, int64 inner_stride) {
+    const Dtype other = static_cast<Dtype>(number);
+    if (other == Dtype::absent) return;
+    if (dtype == Dtype::absent) dtype = other;
+    const uint64 strides = static_cast<uint64>(outer_stride | inner_stride) * size_of(other);
+    is_common = is_common && other == dtype && (reinterpret_cast<uint64>(data) | strides) % 16 == 0;
+  }
+  TRTC_DEVICE bool is_float() const { return is_common && dtype == Dtype::float32; }
+  TRTC_DEVICE bool is_half() const { return is_common && (dtype == Dtype::bfloat16 || dtype == Dtype::float16); }
+};
+
+// Adds up what `of_vec` gives of the Vecs from `column` on: by element of a Vec, by block of 32 Vecs and by row, so
+// that no chain of additions is long.
+template <int Count, class OfVec>
+TRTC_DEVICE void add_long(float (&all)[Count], int column, int columns, int step, const OfVec& of_vec) {
+  while (column < columns) {
+    float block[Count] = {};
+#pragma unroll 1
+    for (int k = 0; k < 32 && column < columns; ++k, column += step) of_vec(column, block);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) all[i] += block[i];
+  }
 }
-
-// Sums over a row: by element of a Vec, by block of 32 Vecs and by row, so that no chain of additions is long.
-template <int Count>
-struct LongSums {
-  float all[Count] = {};
-  float block[Count] = {};
-  int terms = 0;
-
-  TRTC_DEVICE void add(const float (&values)[Count]) {
-#pragma unroll
-    for (int i = 0; i < Count; ++i) block[i] += values[i];
-    if (++terms % 32 == 0) close();
-  }
-  TRTC_DEVICE void close() {
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      all[i] += block[i];
-      block[i] = 0.0f;
-    }
-  }
-};
 
 }  // namespace trtc

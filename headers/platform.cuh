@@ -13,6 +13,8 @@ using int64 = long long;
 static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8, "fixed-width types");
 
 #define TRTC_DEVICE __device__ __forceinline__
+// Out of line: what is called from many places and need not be fast.
+#define TRTC_OUT_OF_LINE __device__ __noinline__
 #define TRTC_ENTRY extern "C" __global__
 #define TRTC_LAUNCH_BOUNDS(...) __launch_bounds__(__VA_ARGS__)
 #define TRTC_PARAMETER const __grid_constant__

@@ -259,12 +259,6 @@ TRTC_DEVICE void load_4(uint32& a, const void* address) {
   TRTC_PORTABLE(a = trtc_simulator::load<uint32>(address);)
 }
 
-// What is at an address will be loaded.
-TRTC_DEVICE void prefetch_global(const void* address) {
-  TRTC_PTX(asm volatile("prefetch.global.L1 [%0];" ::"l"(address));)
-  TRTC_PORTABLE(static_cast<void>(address);)
-}
-
 template <Space From>
 TRTC_DEVICE void load_8(uint32& a, uint32& b, const void* address) {
   TRTC_PTX(if constexpr (From == Space::global) asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(address) : "memory");)

@@ -1,5 +1,5 @@
-// The general kernels: hidden size, types and options at run time. Complete for every shape, not fast: `Threads`
-// threads hold a row, and read it again for each thing they ask of it.
+// The general kernels: hidden size, types and options at run time. Complete for every shape: `Threads` threads have a
+// row, and read it again for each thing they ask of it.
 #pragma once
 
 #include "any_row.cuh"
@@ -13,14 +13,14 @@ namespace trtc {
 enum : int { forward_vector = 8, backward_vector = 4 };
 
 // The moments of a row about its mean, or about 0; to all its threads.
-template <bool Centred, int Threads, class Reduction>
-TRTC_DEVICE Moments moments_of(const AnyRow& x, Reduction& reduction, int thread, int hidden) {
+template <bool Centred, int Threads, class Row, class Reduction>
+TRTC_DEVICE Moments moments_of(const Row& x, Reduction& reduction, int thread, int hidden) {
   constexpr int N = forward_vector;
   const float reciprocal_hidden = divide(1.0f, static_cast<float>(hidden));
   float shift = 0.0f;
   if constexpr (Centred) {
-    LongSums<1> total;
-    for (int column = thread * N; column < x.columns; column += Threads * N) {
+    float total[1] = {0.0f};
+    add_long(total, thread * N, x.columns, Threads * N, [&](int column, float (&sum)[1]) {
       float value[N];
       x.load(value, column);
 #pragma unroll
@@ -28,14 +28,13 @@ TRTC_DEVICE Moments moments_of(const AnyRow& x, Reduction& reduction, int thread
 #pragma unroll
         for (int i = 0; i < distance; ++i) value[i] += value[i + distance];
       }
-      total.add({value[0]});
-    }
-    total.close();
-    reduction.template reduce_in_cta<Sum, 0>(total.all);
-    shift = divide(total.all[0], static_cast<float>(hidden));
+      sum[0] += value[0];
+    });
+    reduction.template reduce_in_cta<Sum, 0>(total);
+    shift = divide(total[0], static_cast<float>(hidden));
   }
-  LongSums<2> sums;
-  for (int column = thread * N; column < x.columns; column += Threads * N) {
+  float sums[2] = {0.0f, 0.0f};
+  add_long(sums, thread * N, x.columns, Threads * N, [&](int column, float (&sum)[2]) {
     float value[N];
     x.load(value, column);
     float of_vec[2] = {0.0f, 0.0f};
@@ -45,42 +44,41 @@ TRTC_DEVICE Moments moments_of(const AnyRow& x, Reduction& reduction, int thread
       of_vec[0] += deviation;
       of_vec[1] = fused_multiply_add(deviation, deviation, of_vec[1]);
     }
-    sums.add(of_vec);
-  }
-  sums.close();
-  reduction.template reduce_in_cta<Sum, 1>(sums.all);
-  if constexpr (!Centred) return {0.0f, 0.0f, sums.all[1]};
-  return combined_moments<1>(shift, sums.all[0], sums.all[1], static_cast<float>(hidden), reciprocal_hidden,
-                             reciprocal_hidden);
+    sum[0] += of_vec[0];
+    sum[1] += of_vec[1];
+  });
+  reduction.template reduce_in_cta<Sum, 1>(sums);
+  if constexpr (!Centred) return {0.0f, 0.0f, sums[1]};
+  return combined_moments<1>(shift, sums[0], sums[1], static_cast<float>(hidden), reciprocal_hidden, reciprocal_hidden);
 }
 
-template <bool Centred, int Threads, int RowsPerCta, class Params>
-TRTC_DEVICE void norm_forward_rows(const Params& params) {
+template <class Row, bool Centred, int Threads, int RowsPerCta, class Params>
+TRTC_DEVICE void norm_forward_of(const Params& params) {
   constexpr int N = forward_vector;
   const int thread = thread_index() % Threads;
   const int row_in_cta = thread_index() / Threads;
   RowReduction<Threads, RowsPerCta, 1, Exchange::none, 1, true, 2> reduction;
   reduction.begin(params, 0);
-  const float scale_of_all = params.scale == nullptr ? 1.0f : load_float(params.scale);
+  const float scale_of_all = !Row::every_option || params.scale == nullptr ? 1.0f : load_float(params.scale);
   float amax = 0.0f;
   for (int64 first_row = cta_index() * RowsPerCta; first_row < params.rows; first_row += ctas_in_grid() * RowsPerCta) {
     const int64 row = first_row + row_in_cta;
     // A row past the last takes part in the sums with no columns.
     const bool exists = row < params.rows;
     const int columns = exists ? params.hidden : 0;
-    AnyRow x = any_row(params.x, params.x_dtype, row_offset(params, row, params.x_outer_stride, params.x_inner_stride),
-                       columns);
-    const AnyRow residual =
-        any_row(params.residual, params.residual_dtype,
+    Row x = Row::at(params.x, params.x_dtype, row_offset(params, row, params.x_outer_stride, params.x_inner_stride),
+                    columns);
+    const Row residual =
+        Row::at(params.residual, params.residual_dtype,
                 row_offset(params, row, params.residual_outer_stride, params.residual_inner_stride), columns);
-    const AnyRow residual_out =
-        any_row(params.residual_out, params.residual_out_dtype,
+    const Row residual_out =
+        Row::at(params.residual_out, params.residual_out_dtype,
                 row_offset(params, row, params.residual_out_outer_stride, params.residual_out_inner_stride), columns);
-    const AnyRow out = any_row(params.out, params.out_dtype,
-                               row_offset(params, row, params.out_outer_stride, params.out_inner_stride), columns);
+    const Row out = Row::at(params.out, params.out_dtype,
+                            row_offset(params, row, params.out_outer_stride, params.out_inner_stride), columns);
     const int64 head = head_of<true>(params, row) * params.hidden;
-    const AnyRow weight = any_row(params.weight, params.weight_dtype, head, columns);
-    const AnyRow bias = any_row(params.bias, params.bias_dtype, head, columns);
+    const Row weight = Row::at(params.weight, params.weight_dtype, head, columns);
+    const Row bias = Row::at(params.bias, params.bias_dtype, head, columns);
     if (residual_out.present()) {
       for (int column = thread * N; column < columns; column += Threads * N) {
         float value[N], added[N];
@@ -100,7 +98,7 @@ TRTC_DEVICE void norm_forward_rows(const Params& params) {
     if (params.rstd != nullptr && thread == 0 && exists) static_cast<float*>(params.rstd)[row] = rstd.high;
 
     float scale = scale_of_all;
-    for (int pass = params.row_scale == nullptr ? 1 : 0; pass < 2; ++pass) {
+    for (int pass = !Row::every_option || params.row_scale == nullptr ? 1 : 0; pass < 2; ++pass) {
       float largest_in_row = 0.0f;
       for (int column = thread * N; column < columns; column += Threads * N) {
         float y[N], other[N];
@@ -121,10 +119,12 @@ TRTC_DEVICE void norm_forward_rows(const Params& params) {
 #pragma unroll
           for (int i = 0; i < N; ++i) y[i] += other[i];
         }
+        if constexpr (Row::every_option) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          if (column + i < columns) largest_in_row = Maximum::of(largest_in_row, magnitude(y[i]));
-          y[i] *= scale;
+          for (int i = 0; i < N; ++i) {
+            if (column + i < columns) largest_in_row = Maximum::of(largest_in_row, magnitude(y[i]));
+            y[i] *= scale;
+          }
         }
         if (pass == 1) out.store(y, column);
       }
@@ -142,13 +142,30 @@ TRTC_DEVICE void norm_forward_rows(const Params& params) {
     }
     reduction.next_row();
   }
-  if (params.amax != nullptr) {
+  if (Row::every_option && params.amax != nullptr) {
     amax = reduce_lanes<Maximum, 32>(amax);
     if (thread_index() % 32 == 0 && amax != 0.0f) maximum_global(static_cast<float*>(params.amax), amax);
   }
-  if (params.scale_inv != nullptr && thread_index() == 0 && cta_index() == 0) {
+  if (Row::every_option && params.scale_inv != nullptr && thread_index() == 0 && cta_index() == 0) {
     *static_cast<float*>(params.scale_inv) = divide(1.0f, scale_of_all);
   }
+}
+
+template <bool Centred, int Threads, int RowsPerCta, class Params>
+TRTC_DEVICE void norm_forward_rows(const Params& params) {
+  const bool scales =
+      params.scale != nullptr || params.amax != nullptr || params.scale_inv != nullptr || params.row_scale != nullptr;
+  CommonType<forward_vector> type(params.hidden, !scales);
+  type.add(params.x, params.x_dtype, params.x_outer_stride, params.x_inner_stride);
+  type.add(params.residual, params.residual_dtype, params.residual_outer_stride, params.residual_inner_stride);
+  type.add(params.out, params.out_dtype, params.out_outer_stride, params.out_inner_stride);
+  type.add(params.residual_out, params.residual_out_dtype, params.residual_out_outer_stride,
+           params.residual_out_inner_stride);
+  type.add(params.weight, params.weight_dtype, 0, 0);
+  type.add(params.bias, params.bias_dtype, 0, 0);
+  if (type.is_half()) return norm_forward_of<TypedRow<bfloat16>, Centred, Threads, RowsPerCta>(params);
+  if (type.is_float()) return norm_forward_of<TypedRow<float>, Centred, Threads, RowsPerCta>(params);
+  norm_forward_of<AnyRow, Centred, Threads, RowsPerCta>(params);
 }
 
 // Adds to partial sums of neighbouring columns, or sets them, and forgets what was added. The last ones may lie behind
@@ -165,12 +182,20 @@ TRTC_DEVICE void move_to_partials(float* to, float (&sums)[N], bool adds) {
   for (int i = 0; i < N; ++i) sums[i] = 0.0f;
 }
 
+// What a row of a batch is given by, once its sums are known.
+template <class Row>
+struct BackwardRow {
+  Row dy, x, dresidual, dx, weight;
+  float mean, rest, rstd;
+  float projection, level;  // means of dy * w * x' and of dy * w
+};
+
 // A CTA takes `Most` rows in turn, or half as many again and again, down to `Least`, where there are not so many for
-// each: their statistics; then, by column, their part of the weight's gradients, which it adds up in its rows of
-// partials; then their dx, which may lie where dy or x do. With a weight for each head there are always `Most`, and row
-// i of every batch is of one head: the launch sees to it.
-template <bool Centred, int Threads, int RowsPerCta, int Least, int Most, bool PerHead, class Params>
-TRTC_DEVICE void norm_backward_rows(const Params& params) {
+// each: what each of them adds up to; then, by column, their dx, which may lie where dy or x do, and their part of the
+// weight's gradients, which it adds up in its rows of partials. With a weight for each head there are always `Most`,
+// and row i of every batch is of one head: the launch sees to it.
+template <class Row, bool Centred, int Threads, int RowsPerCta, int Least, int Most, bool PerHead, class Params>
+TRTC_DEVICE void norm_backward_of(const Params& params) {
   static_assert(Least == Most || !PerHead, "a row of partials is of one head");
   constexpr int N = backward_vector;
   const int thread = thread_index() % Threads;
@@ -178,11 +203,7 @@ TRTC_DEVICE void norm_backward_rows(const Params& params) {
   const int gradients = (params.dweight_dtype != 0) + (params.dbias_dtype != 0);
   RowReduction<Threads, RowsPerCta, 1, Exchange::none, 2, true, 2> reduction;
   reduction.begin(params, 0);
-  TRTC_SHARED(char*, dy_rows, Most);
-  TRTC_SHARED(char*, x_rows, Most);
-  TRTC_SHARED(float, means, Most);
-  TRTC_SHARED(float, rests, Most);
-  TRTC_SHARED(float, rstds, Most);
+  TRTC_SHARED(BackwardRow<Row>, batch_rows, Most);
 
   const int64 ctas = ctas_in_grid();
   int of_batch = Most;
@@ -197,120 +218,122 @@ TRTC_DEVICE void norm_backward_rows(const Params& params) {
 #pragma unroll 1
     for (int in_batch = thread_index() / Threads; in_batch < rows; in_batch += RowsPerCta) {
       const int64 row = batch + in_batch;
-      const AnyRow dy = any_row(params.dy, params.dy_dtype,
-                                row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride), params.hidden);
-      const AnyRow x = any_row(params.x, params.x_dtype,
-                               row_offset(params, row, params.x_outer_stride, params.x_inner_stride), params.hidden);
+      BackwardRow<Row> of;
+      const auto row_of = [&](void* array, int dtype, int64 outer_stride, int64 inner_stride) {
+        return Row::at(array, dtype, row_offset(params, row, outer_stride, inner_stride), params.hidden);
+      };
+      of.dy = row_of(params.dy, params.dy_dtype, params.dy_outer_stride, params.dy_inner_stride);
+      of.x = row_of(params.x, params.x_dtype, params.x_outer_stride, params.x_inner_stride);
+      of.dresidual = row_of(params.dresidual, params.dresidual_dtype, params.dresidual_outer_stride,
+                            params.dresidual_inner_stride);
+      of.dx = row_of(params.dx, params.dx_dtype, params.dx_outer_stride, params.dx_inner_stride);
+      of.weight =
+          Row::at(params.weight, params.weight_dtype, head_of<true>(params, row) * params.hidden, params.hidden);
       Moments moments{0.0f, 0.0f, 0.0f};
-      float rstd = 0.0f;
       if (params.rstd != nullptr) {
         if (Centred) moments.mean = load_float(static_cast<const float*>(params.mean) + row);
-        rstd = load_float(static_cast<const float*>(params.rstd) + row);
+        of.rstd = load_float(static_cast<const float*>(params.rstd) + row);
       } else {
-        moments = moments_of<Centred, Threads>(x, reduction, thread, params.hidden);
-        rstd = rstd_of(moments.squares, reciprocal_hidden, params.eps).high;
+        moments = moments_of<Centred, Threads>(of.x, reduction, thread, params.hidden);
+        of.rstd = rstd_of(moments.squares, reciprocal_hidden, params.eps).high;
       }
-      if (thread == 0) {
-        dy_rows[in_batch] = dy.row;
-        x_rows[in_batch] = x.row;
-        means[in_batch] = moments.mean;
-        rests[in_batch] = moments.rest;
-        rstds[in_batch] = rstd;
+      of.mean = moments.mean;
+      of.rest = moments.rest;
+      float sums[2] = {0.0f, 0.0f};
+      if (params.dx != nullptr) {
+        add_long(sums, thread * N, params.hidden, Threads * N, [&](int column, float (&sum)[2]) {
+          float gradient[N], normal[N], w[N];
+          of.dy.load(gradient, column);
+          of.x.load(normal, column);
+          if (of.weight.present()) of.weight.load(w, column);
+          float of_vec[2] = {0.0f, 0.0f};
+#pragma unroll
+          for (int i = 0; i < N; ++i) {
+            if (of.weight.present()) gradient[i] *= w[i] + params.weight_offset;
+            if constexpr (Centred) normal[i] = (normal[i] - of.mean) - of.rest;
+            of_vec[0] = fused_multiply_add(gradient[i], normal[i] * of.rstd, of_vec[0]);
+            of_vec[1] += gradient[i];
+          }
+          sum[0] += of_vec[0];
+          sum[1] += of_vec[1];
+        });
+        reduction.template reduce_in_cta<Sum, 2>(sums);
       }
+      of.projection = sums[0] * reciprocal_hidden;
+      of.level = sums[1] * reciprocal_hidden;
+      if (thread == 0) batch_rows[in_batch] = of;
       reduction.next_row();
     }
     cta_barrier();
 
-    if (gradients != 0) {
-      for (int column = thread_index() * N; column < params.hidden; column += Threads * RowsPerCta * N) {
-        // One row waits for memory instead of each (bfloat16, 256: 0.17 of a copy instead of 0.14).
-#pragma unroll 1
-        for (int in_batch = 0; in_batch < rows; ++in_batch) {
-          any_row(dy_rows[in_batch], params.dy_dtype, 0, params.hidden).prefetch(column);
-          any_row(x_rows[in_batch], params.x_dtype, 0, params.hidden).prefetch(column);
-        }
-        float of_weight[N] = {}, of_bias[N] = {};
-        const auto leave = [&](int64 row) {
-          float* to = static_cast<float*>(params.partials) + partial_offset(row, 0, gradients, params.hidden) + column;
-          if (params.dweight_dtype != 0) move_to_partials(to, of_weight, adds);
-          to += partial_offset(0, gradients - 1, gradients, params.hidden);
-          if (params.dbias_dtype != 0) move_to_partials(to, of_bias, adds);
-        };
-#pragma unroll 1
-        for (int in_batch = 0; in_batch < (PerHead ? Most : rows); ++in_batch) {
-          if (!PerHead || in_batch < rows) {
-            float gradient[N], value[N];
-            any_row(dy_rows[in_batch], params.dy_dtype, 0, params.hidden).load(gradient, column);
-            any_row(x_rows[in_batch], params.x_dtype, 0, params.hidden).load(value, column);
+    for (int column = thread_index() * N; column < params.hidden; column += Threads * RowsPerCta * N) {
+      float of_weight[N] = {}, of_bias[N] = {}, w[N];
+      const auto leave = [&](int64 row) {
+        if (gradients == 0) return;
+        float* to = static_cast<float*>(params.partials) + partial_offset(row, 0, gradients, params.hidden) + column;
+        if (params.dweight_dtype != 0) move_to_partials(to, of_weight, adds);
+        to += partial_offset(0, gradients - 1, gradients, params.hidden);
+        if (params.dbias_dtype != 0) move_to_partials(to, of_bias, adds);
+      };
+      const auto load_weight = [&](const Row& weight) {
+        if (weight.present()) weight.load(w, column);
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-              if constexpr (Centred) value[i] = (value[i] - means[in_batch]) - rests[in_batch];
-              of_weight[i] = fused_multiply_add(gradient[i], value[i] * rstds[in_batch], of_weight[i]);
-              of_bias[i] += gradient[i];
-            }
-          }
-          if constexpr (PerHead) leave(cta_index() * Most + in_batch);
-        }
-        if constexpr (!PerHead) leave(cta_index());
-      }
-      cta_barrier();
-    }
-
+        for (int i = 0; i < N; ++i) w[i] = weight.present() ? w[i] + params.weight_offset : 1.0f;
+      };
+      if (!PerHead && params.dx != nullptr && rows > 0) load_weight(batch_rows[0].weight);
 #pragma unroll 1
-    for (int in_batch = thread_index() / Threads; params.dx != nullptr && in_batch < rows; in_batch += RowsPerCta) {
-      const int64 row = batch + in_batch;
-      const AnyRow dy = any_row(dy_rows[in_batch], params.dy_dtype, 0, params.hidden);
-      const AnyRow x = any_row(x_rows[in_batch], params.x_dtype, 0, params.hidden);
-      const AnyRow dresidual =
-          any_row(params.dresidual, params.dresidual_dtype,
-                  row_offset(params, row, params.dresidual_outer_stride, params.dresidual_inner_stride), params.hidden);
-      const AnyRow dx = any_row(params.dx, params.dx_dtype,
-                                row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride), params.hidden);
-      const AnyRow weight =
-          any_row(params.weight, params.weight_dtype, head_of<true>(params, row) * params.hidden, params.hidden);
-      const float mean = means[in_batch], rest = rests[in_batch], rstd = rstds[in_batch];
-      LongSums<2> sums;
-#pragma unroll 1
-      for (int pass = 0; pass < 2; ++pass) {
-        for (int column = thread * N; column < params.hidden; column += Threads * N) {
-          float gradient[N], normal[N], w[N], added[N] = {};
-          dy.load(gradient, column);
-          x.load(normal, column);
-          if (weight.present()) weight.load(w, column);
-          if (pass == 1 && dresidual.present()) dresidual.load(added, column);
-          float of_vec[2] = {0.0f, 0.0f};
+      for (int in_batch = 0; in_batch < (PerHead ? Most : rows); ++in_batch) {
+        if (!PerHead || in_batch < rows) {
+          const BackwardRow<Row>& of = batch_rows[in_batch];
+          float gradient[N], normal[N], added[N] = {};
+          of.dy.load(gradient, column);
+          of.x.load(normal, column);
+          if (of.dresidual.present()) of.dresidual.load(added, column);
+          if (PerHead && params.dx != nullptr) load_weight(of.weight);
 #pragma unroll
           for (int i = 0; i < N; ++i) {
-            if (weight.present()) gradient[i] *= w[i] + params.weight_offset;
-            if constexpr (Centred) normal[i] = (normal[i] - mean) - rest;
-            normal[i] *= rstd;
-            of_vec[0] = fused_multiply_add(gradient[i], normal[i], of_vec[0]);
-            of_vec[1] += gradient[i];
+            if constexpr (Centred) normal[i] = (normal[i] - of.mean) - of.rest;
+            normal[i] *= of.rstd;
+            of_weight[i] = fused_multiply_add(gradient[i], normal[i], of_weight[i]);
+            of_bias[i] += gradient[i];
           }
-          if (pass == 0) {
-            sums.add(of_vec);
-          } else {
+          if (params.dx != nullptr) {
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-              gradient[i] = fused_multiply_add(-normal[i], sums.all[0], gradient[i]);
-              if constexpr (Centred) gradient[i] -= sums.all[1];
-              gradient[i] = fused_multiply_add(gradient[i], rstd, added[i]);
+              gradient[i] *= w[i];
+              gradient[i] = fused_multiply_add(-normal[i], of.projection, gradient[i]);
+              if constexpr (Centred) gradient[i] -= of.level;
+              gradient[i] = fused_multiply_add(gradient[i], of.rstd, added[i]);
             }
-            dx.store(gradient, column);
+            of.dx.store(gradient, column);
           }
         }
-        if (pass == 0) {
-          sums.close();
-          reduction.template reduce_in_cta<Sum, 2>(sums.all);
-          sums.all[0] *= reciprocal_hidden;
-          sums.all[1] *= reciprocal_hidden;
-        }
+        if constexpr (PerHead) leave(cta_index() * Most + in_batch);
       }
-      reduction.next_row();
+      if constexpr (!PerHead) leave(cta_index());
     }
-    cta_barrier();  // the next batch's statistics take the place of these
+    cta_barrier();  // the next batch's rows take the place of these
     adds = true;
   }
+}
+
+template <bool Centred, int Threads, int RowsPerCta, int Least, int Most, bool PerHead, class Params>
+TRTC_DEVICE void norm_backward_rows(const Params& params) {
+  if constexpr (!PerHead) {
+    CommonType<forward_vector> type(params.hidden, true);
+    type.add(params.dy, params.dy_dtype, params.dy_outer_stride, params.dy_inner_stride);
+    type.add(params.x, params.x_dtype, params.x_outer_stride, params.x_inner_stride);
+    type.add(params.dresidual, params.dresidual_dtype, params.dresidual_outer_stride, params.dresidual_inner_stride);
+    type.add(params.dx, params.dx_dtype, params.dx_outer_stride, params.dx_inner_stride);
+    type.add(params.weight, params.weight_dtype, 0, 0);
+    if (type.is_half()) {
+      return norm_backward_of<TypedRow<bfloat16>, Centred, Threads, RowsPerCta, Least, Most, PerHead>(params);
+    }
+    if (type.is_float()) {
+      return norm_backward_of<TypedRow<float>, Centred, Threads, RowsPerCta, Least, Most, PerHead>(params);
+    }
+  }
+  norm_backward_of<AnyRow, Centred, Threads, RowsPerCta, Least, Most, PerHead>(params);
 }
 
 template <int RowsPerGroup, class Params>
@@ -323,11 +346,11 @@ TRTC_DEVICE void norm_backward_finish_rows(const Params& params) {
   here.sums(params, RowsPerGroup, gradients, sum);
   if (params.dweight_dtype != 0) {
     const float of_weight[1] = {sum[0]};
-    any_row(params.dweight, params.dweight_dtype, offset, columns).store(of_weight, 0);
+    AnyRow::at(params.dweight, params.dweight_dtype, offset, columns).store(of_weight, 0);
   }
   if (params.dbias_dtype != 0) {
     const float of_bias[1] = {params.dweight_dtype != 0 ? sum[1] : sum[0]};
-    any_row(params.dbias, params.dbias_dtype, offset, columns).store(of_bias, 0);
+    AnyRow::at(params.dbias, params.dbias_dtype, offset, columns).store(of_bias, 0);
   }
 }
 

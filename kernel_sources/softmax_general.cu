@@ -1,5 +1,5 @@
-// The general kernels of softmax: length, types and options at run time. Complete, not fast: `Threads` threads have a
-// row, and read it again for each thing they ask of it, if it has more than a Vec for each of them.
+// The general kernels of softmax: length, types and options at run time. Complete for every shape: `Threads` threads
+// have a row, and read it again for each thing they ask of it, if it has more than a Vec for each of them.
 #pragma once
 
 #include "any_row.cuh"
@@ -10,25 +10,11 @@ namespace trtc {
 // Elements that a thread has of a row at a time.
 enum : int { softmax_vector = 8 };
 
-// A row's mask: bytes, or numbers that are added.
-struct AnyMask {
-  const boolean* bytes;
-  AnyRow added;
-  bool keeps;
-};
-
+// A row of the mask, which is bytes, or numbers that are added; null, where there is none.
 template <class Params>
-TRTC_DEVICE AnyMask any_mask(const Params& params, int64 row, int columns) {
-  AnyMask mask{nullptr, any_row(nullptr, 0, 0, 0), params.mask_keeps != 0};
-  if (params.mask != nullptr) {
-    const int64 offset = mask_offset(params, row);
-    if ((params.mask_dtype & 0xff) == 8) {
-      mask.bytes = static_cast<const boolean*>(params.mask) + offset;
-    } else {
-      mask.added = any_row(params.mask, params.mask_dtype, offset, columns);
-    }
-  }
-  return mask;
+TRTC_DEVICE char* any_mask(const Params& params, int64 row) {
+  if (params.mask == nullptr) return nullptr;
+  return static_cast<char*>(params.mask) + mask_offset(params, row) * size_of(static_cast<Dtype>(params.mask_dtype));
 }
 
 // The columns that take part in a row, but for its mask; none, where there is no row.
@@ -41,7 +27,7 @@ TRTC_DEVICE Range any_range(const Params& params, int64 row, bool exists) {
 template <class Params>
 TRTC_DEVICE float any_sink_of_head(const Params& params, int64 head) {
   float sink[1];
-  any_row(params.sink, params.sink_dtype, head, 1).load(sink, 0);
+  AnyRow::at(params.sink, params.sink_dtype, head, 1).load(sink, 0);
   return sink[0];
 }
 
@@ -68,14 +54,15 @@ struct Reading {
 };
 
 // v of the columns from `column` on: -infinity where there is none or it does not take part.
-template <int Threads, class Params>
-TRTC_DEVICE void load_scaled(const Params& params, float (&v)[softmax_vector], const AnyRow& x, const AnyMask& mask,
+template <int Threads, class Row, class Params>
+TRTC_DEVICE void load_scaled(const Params& params, float (&v)[softmax_vector], const Row& x, char* mask,
                              const Reading<Threads>& reading, int column) {
   constexpr int N = softmax_vector;
   x.load(v, column);
   reading.replace(v, column, minus_infinity());
-  if (mask.bytes != nullptr) {
-    const boolean* bytes = mask.bytes + column;
+  const Dtype mask_type = Row::every_option && mask != nullptr ? static_cast<Dtype>(params.mask_dtype) : Dtype::absent;
+  if (mask_type != Dtype::absent && size_of(mask_type) == 1) {
+    const boolean* bytes = reinterpret_cast<const boolean*>(mask) + column;
     Vec<boolean, N> of_mask;
     if (column + N <= x.columns && rows_aligned<boolean, N>(bytes, 0, 0)) {
       of_mask.load_aligned(bytes);
@@ -83,11 +70,11 @@ TRTC_DEVICE void load_scaled(const Params& params, float (&v)[softmax_vector], c
       of_mask.load_elements(bytes, x.columns - column);
     }
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = of_mask.is_set(i) == mask.keeps ? v[i] : minus_infinity();
+    for (int i = 0; i < N; ++i) v[i] = of_mask.is_set(i) == (params.mask_keeps != 0) ? v[i] : minus_infinity();
   }
-  if (mask.added.present()) {
+  if (mask_type != Dtype::absent && size_of(mask_type) > 1) {
     float added[N];
-    mask.added.load(added, column);
+    AnyRow{mask, mask_type, x.columns}.load(added, column);
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = masked_score(v[i], params.scale, added[i]);
   } else {
@@ -96,8 +83,8 @@ TRTC_DEVICE void load_scaled(const Params& params, float (&v)[softmax_vector], c
   }
 }
 
-template <bool Logarithm, int Threads, int RowsPerCta, class Params>
-TRTC_DEVICE void softmax_forward_rows(const Params& params) {
+template <class Row, bool Logarithm, int Threads, int RowsPerCta, class Params>
+TRTC_DEVICE void softmax_forward_of(const Params& params) {
   constexpr int N = softmax_vector;
   constexpr int stride = Threads * N;
   constexpr float one = large_one;
@@ -109,11 +96,11 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
     // A row past the last takes part in the reductions with no columns.
     const bool exists = row < params.rows;
     const int columns = exists ? params.columns : 0;
-    const AnyRow x = any_row(params.x, params.x_dtype,
-                             row_offset(params, row, params.x_outer_stride, params.x_inner_stride), columns);
-    const AnyRow out = any_row(params.out, params.out_dtype,
-                               row_offset(params, row, params.out_outer_stride, params.out_inner_stride), columns);
-    const AnyMask mask = any_mask(params, row, columns);
+    const Row x = Row::at(params.x, params.x_dtype,
+                          row_offset(params, row, params.x_outer_stride, params.x_inner_stride), columns);
+    const Row out = Row::at(params.out, params.out_dtype,
+                            row_offset(params, row, params.out_outer_stride, params.out_inner_stride), columns);
+    char* const mask = any_mask(params, row);
     const Reading<Threads> reading(any_range(params, row, exists), thread);
 
     const bool excludes = params.mask != nullptr || params.causal != 0;
@@ -130,8 +117,8 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
         has_sink ? any_sink_of_head(params, head_of_matrix(params, matrix_of(params, row))) : minus_infinity();
     most[0] = Largest::of(most[0], sink);
     const float about = most[0] == minus_infinity() ? 0.0f : most[0];
-    LongSums<2> sums;  // the terms that are 1 apart, as in softmax_forward
-    for (int column = reading.first; column < reading.range.end; column += stride) {
+    float sums[2] = {0.0f, 0.0f};  // the terms that are 1 apart, as in softmax_forward
+    add_long(sums, reading.first, reading.range.end, stride, [&](int column, float (&sum)[2]) {
       if (reading.again) load_scaled(params, v, x, mask, reading, column);
       float of_vec[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -140,11 +127,11 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
         of_vec[0] += term == one ? 0.0f : term;
         of_vec[1] += term == one ? one : 0.0f;
       }
-      sums.add(of_vec);
-    }
-    sums.close();
-    reduction.template reduce_in_cta<Sum, 1>(sums.all);
-    float total = (sums.all[0] + sums.all[1]) + (has_sink ? large_exponential(sink - about) : 0.0f);
+      sum[0] += of_vec[0];
+      sum[1] += of_vec[1];
+    });
+    reduction.template reduce_in_cta<Sum, 1>(sums);
+    float total = (sums[0] + sums[1]) + (has_sink ? large_exponential(sink - about) : 0.0f);
     if (total < 0.5f) total = 0.0f;  // nothing takes part
     const float log_total = total == 0.0f ? 0.0f : logarithm(total * (1.0f / one));
     if (params.lse != nullptr && thread == 0 && exists) {
@@ -174,7 +161,19 @@ TRTC_DEVICE void softmax_forward_rows(const Params& params) {
 }
 
 template <bool Logarithm, int Threads, int RowsPerCta, class Params>
-TRTC_DEVICE void softmax_backward_rows(const Params& params) {
+TRTC_DEVICE void softmax_forward_rows(const Params& params) {
+  CommonType<softmax_vector> type(params.columns, params.mask == nullptr);
+  type.add(params.x, params.x_dtype, params.x_outer_stride, params.x_inner_stride);
+  type.add(params.out, params.out_dtype, params.out_outer_stride, params.out_inner_stride);
+  if constexpr (!Logarithm) {
+    if (type.is_half()) return softmax_forward_of<TypedRow<bfloat16>, Logarithm, Threads, RowsPerCta>(params);
+    if (type.is_float()) return softmax_forward_of<TypedRow<float>, Logarithm, Threads, RowsPerCta>(params);
+  }
+  softmax_forward_of<AnyRow, Logarithm, Threads, RowsPerCta>(params);
+}
+
+template <class Row, bool Logarithm, int Threads, int RowsPerCta, class Params>
+TRTC_DEVICE void softmax_backward_of(const Params& params) {
   constexpr int N = softmax_vector;
   constexpr int stride = Threads * N;
   const int thread = thread_index() % Threads;
@@ -185,12 +184,12 @@ TRTC_DEVICE void softmax_backward_rows(const Params& params) {
     const int64 row = first_row + thread_index() / Threads;
     const bool exists = row < params.rows;
     const int columns = exists ? params.columns : 0;
-    const AnyRow y = any_row(params.y, params.y_dtype,
-                             row_offset(params, row, params.y_outer_stride, params.y_inner_stride), columns);
-    const AnyRow dy = any_row(params.dy, params.dy_dtype,
-                              row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride), columns);
-    const AnyRow dx = any_row(params.dx, params.dx_dtype,
-                              row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride), columns);
+    const Row y = Row::at(params.y, params.y_dtype,
+                          row_offset(params, row, params.y_outer_stride, params.y_inner_stride), columns);
+    const Row dy = Row::at(params.dy, params.dy_dtype,
+                           row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride), columns);
+    const Row dx = Row::at(params.dx, params.dx_dtype,
+                           row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride), columns);
     const Reading<Threads> reading(any_range(params, row, exists), thread);
     float of_y[N] = {}, of_dy[N] = {};
     const auto load = [&](int column) {
@@ -198,21 +197,20 @@ TRTC_DEVICE void softmax_backward_rows(const Params& params) {
       dy.load(of_dy, column);
       reading.replace(of_y, column, nothing);
     };
-    LongSums<1> sums;
-    for (int column = reading.first; column < reading.range.end; column += stride) {
+    float sums[1] = {0.0f};
+    add_long(sums, reading.first, reading.range.end, stride, [&](int column, float (&sum)[1]) {
       load(column);
-      float of_vec[1] = {0.0f};
+      float of_vec = 0.0f;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const float term = Logarithm ? of_dy[i] : of_dy[i] * of_y[i];
-        of_vec[0] += of_y[i] == nothing ? 0.0f : term;
+        of_vec += of_y[i] == nothing ? 0.0f : term;
       }
-      sums.add(of_vec);
-    }
-    sums.close();
-    reduction.template reduce_in_cta<Sum, 0>(sums.all);
+      sum[0] += of_vec;
+    });
+    reduction.template reduce_in_cta<Sum, 0>(sums);
     if (params.row_sums != nullptr && thread == 0 && exists) {
-      static_cast<float*>(params.row_sums)[row] = sums.all[0];
+      static_cast<float*>(params.row_sums)[row] = sums[0];
     }
     for (int column = thread * N; column < columns; column += stride) {
       const bool meets = reading.meets(column);
@@ -220,8 +218,8 @@ TRTC_DEVICE void softmax_backward_rows(const Params& params) {
       float found[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float gradient = Logarithm ? fused_multiply_add(-exponential(of_y[i]), sums.all[0], of_dy[i])
-                                         : of_y[i] * (of_dy[i] - sums.all[0]);
+        const float gradient =
+            Logarithm ? fused_multiply_add(-exponential(of_y[i]), sums[0], of_dy[i]) : of_y[i] * (of_dy[i] - sums[0]);
         found[i] = meets && of_y[i] != nothing ? params.scale * gradient : 0.0f;
       }
       dx.store(found, column);
@@ -230,10 +228,23 @@ TRTC_DEVICE void softmax_backward_rows(const Params& params) {
   }
 }
 
+template <bool Logarithm, int Threads, int RowsPerCta, class Params>
+TRTC_DEVICE void softmax_backward_rows(const Params& params) {
+  CommonType<softmax_vector> type(params.columns, true);
+  type.add(params.y, params.y_dtype, params.y_outer_stride, params.y_inner_stride);
+  type.add(params.dy, params.dy_dtype, params.dy_outer_stride, params.dy_inner_stride);
+  type.add(params.dx, params.dx_dtype, params.dx_outer_stride, params.dx_inner_stride);
+  if constexpr (!Logarithm) {
+    if (type.is_half()) return softmax_backward_of<TypedRow<bfloat16>, Logarithm, Threads, RowsPerCta>(params);
+    if (type.is_float()) return softmax_backward_of<TypedRow<float>, Logarithm, Threads, RowsPerCta>(params);
+  }
+  softmax_backward_of<AnyRow, Logarithm, Threads, RowsPerCta>(params);
+}
+
 template <class Params>
 TRTC_DEVICE void softmax_backward_any_sink_gradient(const Params& params) {
   const float sum[1] = {sink_gradient(params, any_sink_of_head(params, cta_index()))};
-  any_row(params.dsink, params.dsink_dtype, cta_index(), thread_index() == 0 ? 1 : 0).store(sum, 0);
+  AnyRow::at(params.dsink, params.dsink_dtype, cta_index(), thread_index() == 0 ? 1 : 0).store(sum, 0);
 }
 
 // As MaskGradientRows, of any types.
@@ -250,8 +261,8 @@ struct AnyMaskGradientRows {
     const int64 dy_offset = row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
     const Range range = params.causal != 0 ? causal_range(params, query) : Range{0, params.columns};
     if (columns.first < range.end && columns.first + N > range.begin) {
-      any_row(params.y, params.y_dtype, y_offset, params.columns).load(of_y, columns.first);
-      any_row(params.dy, params.dy_dtype, dy_offset, params.columns).load(of_dy, columns.first);
+      AnyRow::at(params.y, params.y_dtype, y_offset, params.columns).load(of_y, columns.first);
+      AnyRow::at(params.dy, params.dy_dtype, dy_offset, params.columns).load(of_dy, columns.first);
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -263,7 +274,7 @@ struct AnyMaskGradientRows {
   }
 
   TRTC_DEVICE void store(int64 mask_row, const MaskColumns& columns, const float (&sum)[N]) const {
-    any_row(params.dmask, params.dmask_dtype, mask_row * params.columns, params.columns).store(sum, columns.first);
+    AnyRow::at(params.dmask, params.dmask_dtype, mask_row * params.columns, params.columns).store(sum, columns.first);
   }
 };
 

@@ -339,13 +339,14 @@ def test_short_ragged_rows_lie_at_every_shift(operator, hidden, rng):
         hold(devices(architecture, seeds=(), multiprocessors=1), case, rng, layouts)
 
 
-# A general kernel takes 8 rows at a time, a wide one 4 or 2 where its 4 CTAs would not all have so many: fewer than
+# A general kernel takes 8 rows at a time, a wide one 4 or 2 where its 2 CTAs would not both have so many: fewer than
 # that, more, and no multiple of them.
-@pytest.mark.parametrize("hidden", [40, 1100])
+@pytest.mark.parametrize(("hidden", "dtype"), [(40, BFLOAT16), (2056, FLOAT32)])
 @pytest.mark.parametrize("operator", ["rms_norm_backward", "layer_norm_backward"])
-def test_general_batches_take_all_rows(operator, hidden, rng):
-    for rows, multiprocessors in ((2, 1), (13, 1), (20, 1), (33, 1), (70, 1), (9, 2)):
-        case = backward_case(operator, rows, hidden, BFLOAT16)
+def test_general_batches_take_all_rows(operator, hidden, dtype, rng):
+    assert backward_case(operator, 2, hidden, dtype).general()[0].symbol.endswith("wide") == (hidden > 40)
+    for rows, multiprocessors in ((2, 1), (7, 1), (13, 1), (20, 1), (33, 1), (70, 1), (9, 2)):
+        case = backward_case(operator, rows, hidden, dtype)
         hold([SimulatedDevice(90, static=True, multiprocessors=multiprocessors)], case, rng)
 
 

@@ -728,7 +728,8 @@ def general_params(symbol: str, arrays: Sequence[str]) -> Params:
 
 def general_launches(request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the general kernels of a call, and how they are launched."""
-    shape = shape_of(request.columns, ROW_SHAPES)
+    read = (request.dtypes.get(array) for array in ("x", "y", "dy"))
+    shape = shape_of(request.columns, read, ROW_SHAPES)
     name = request.operator.removesuffix("_backward")
     direction = "backward" if request.operator.endswith("_backward") else "forward"
     first = f"{name}_{direction}_{shape.name}"
