@@ -339,8 +339,8 @@ def test_short_ragged_rows_lie_at_every_shift(operator, hidden, rng):
         hold(devices(architecture, seeds=(), multiprocessors=1), case, rng, layouts)
 
 
-# A general kernel takes 8 rows at a time, a wide one 4 or 2 where its 2 CTAs would not both have so many: fewer than
-# that, more, and no multiple of them.
+# A general kernel takes 8 rows at a time, or 4 or 2 where its CTAs, two of a wide one and 8 of another, would not all
+# have so many: fewer than that, more, and no multiple of them.
 @pytest.mark.parametrize(("hidden", "dtype"), [(40, BFLOAT16), (2056, FLOAT32)])
 @pytest.mark.parametrize("operator", ["rms_norm_backward", "layer_norm_backward"])
 def test_general_batches_take_all_rows(operator, hidden, dtype, rng):

@@ -33,14 +33,15 @@ __all__ = ["GeneralSpec", "arrays_named_by", "launches", "params_of", "program"]
 _SOURCE = "norm_general.cu"
 
 
-# Few long rows, as the backward of more than 262144 columns has them, keep more threads busy: H100, RMSNorm of 65 of
-# 340584 of bfloat16, 0.16 of a copy, by 512 0.10; many of 16384 0.46 and 0.48. 4 KB by a warp 0.54, by 512 0.47.
+# H100, RMSNorm of bfloat16: 4 KB by a warp 0.54 of a copy, by 512 threads 0.47; 8 KB by a warp 0.48, by 1024 threads
+# 0.42, but one row takes 15.1 us in a graph instead of 5.9. Few long rows, as the backward of more than 262144 columns
+# has them, keep more threads busy: 65 of 340584 0.16, by 512 0.10; many of 16384 0.46 and 0.48.
 _SHAPES = {
     "forward": ROW_SHAPES,
-    "backward": (GeneralShape("narrow", 8 << 10, 32, 8), GeneralShape("wide", None, 1024, 1)),
+    "backward": (GeneralShape("narrow", 4 << 10, 32, 8), GeneralShape("wide", None, 1024, 1)),
 }
-# Rows that a backward CTA takes together. Where there are few of long ones, down to two, whose partial sums take no
-# more memory than the rows in float32 would: 65 rows have 33 CTAs then, instead of 9.
+# Rows that a backward CTA takes together; down to two where there are few, whose partial sums take no more memory than
+# the rows in float32 would: 65 rows have 33 CTAs then, instead of 9.
 _BATCH = 8
 _LEAST_BATCH = 2
 
@@ -80,7 +81,7 @@ def _kernels() -> dict[str, GeneralKernel]:
             found[f"{norm}_forward_{shape.name}"] = GeneralKernel(_FORWARD, shape.bounds, template)
         for shape in _SHAPES["backward"]:
             for heads in (False, True):
-                batches = f"{_least_batch(shape, heads)}, {_BATCH}, {literal(heads)}"
+                batches = f"{_least_batch(heads)}, {_BATCH}, {literal(heads)}"
                 template = f"norm_backward_rows<{centred}, {shape.threads}, {shape.rows}, {batches}>"
                 found[f"{norm}_backward_{shape.name}{_of_heads(heads)}"] = GeneralKernel(
                     _BACKWARD, shape.bounds, template
@@ -92,8 +93,8 @@ def _kernels() -> dict[str, GeneralKernel]:
     return found
 
 
-def _least_batch(shape: GeneralShape, heads: bool) -> int:
-    return _LEAST_BATCH if shape.rows == 1 and not heads else _BATCH
+def _least_batch(heads: bool) -> int:
+    return _BATCH if heads else _LEAST_BATCH
 
 
 def _of_heads(heads: bool) -> str:
@@ -130,7 +131,7 @@ def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     heads = _of_heads(request.per_head)
     gradients = sum(request.dtypes[name] is not None for name in ("dweight", "dbias"))
     partials = partial_bytes(request.columns, gradients, _BATCH if request.per_head else 1)
-    rows = _least_batch(shape, request.per_head)
+    rows = _least_batch(request.per_head)
     rule = entry_rule(threads, rows, partial_bytes=partials, persistent=True, whole_heads=request.per_head)
     first = (f"{norm}_backward_{shape.name}{heads}", rule)
     return (first, (f"norm_backward_finish{heads}", _FINISH_RULE)) if gradients else (first,)
