@@ -1,4 +1,4 @@
-// Rows of any data type, known at run time: for kernels that are complete rather than fast.
+// Rows of data types that are known at run time: for kernels that are complete, and fast for simple rows.
 #pragma once
 
 #include "reduce.cuh"
@@ -36,7 +36,7 @@ template <class T, int N>
 TRTC_DEVICE Floats<N> load_floats_of(const void* row, int column, int columns) {
   const T* first = static_cast<const T*>(row) + column;
   Vec<T, N> value;
-  if (column + N <= columns && is_aligned<T, N>(first)) {
+  if (column + N <= columns && is_aligned<T, N>(first)) {  // lanes meet behind it, to unpack
     value.load_aligned(first);
   } else {
     value.load_elements(first, columns - column);

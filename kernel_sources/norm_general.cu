@@ -7,8 +7,8 @@
 
 namespace trtc {
 
-// Elements that a thread has of a row at a time, forward and for the moments: a Vec's bounds, type and alignment cost
-// as much as its elements (H200, bfloat16, 16384 columns: RMSNorm 0.54 of a copy, by 4 0.34). Backward has no registers
+// Elements that a thread has of a row at a time, forward and for the moments: what AnyRow asks about a Vec costs as
+// much as its elements (H200, bfloat16, 16384 columns: RMSNorm 0.54 of a copy, by 4 0.34). Backward has no registers
 // for so many.
 enum : int { forward_vector = 8, backward_vector = 4 };
 
@@ -319,7 +319,7 @@ TRTC_DEVICE void norm_backward_of(const Params& params) {
 
 template <bool Centred, int Threads, int RowsPerCta, int Least, int Most, bool PerHead, class Params>
 TRTC_DEVICE void norm_backward_rows(const Params& params) {
-  if constexpr (!PerHead) {
+  if constexpr (!PerHead) {  // a weight for each head is rarer, and as much to compile
     CommonType<forward_vector> type(params.hidden, true);
     type.add(params.dy, params.dy_dtype, params.dy_outer_stride, params.dy_inner_stride);
     type.add(params.x, params.x_dtype, params.x_outer_stride, params.x_inner_stride);

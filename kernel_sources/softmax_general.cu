@@ -162,10 +162,10 @@ TRTC_DEVICE void softmax_forward_of(const Params& params) {
 
 template <bool Logarithm, int Threads, int RowsPerCta, class Params>
 TRTC_DEVICE void softmax_forward_rows(const Params& params) {
-  CommonType<softmax_vector> type(params.columns, params.mask == nullptr);
-  type.add(params.x, params.x_dtype, params.x_outer_stride, params.x_inner_stride);
-  type.add(params.out, params.out_dtype, params.out_outer_stride, params.out_inner_stride);
-  if constexpr (!Logarithm) {
+  if constexpr (!Logarithm) {  // its logarithm is rarer, and as much to compile
+    CommonType<softmax_vector> type(params.columns, params.mask == nullptr);
+    type.add(params.x, params.x_dtype, params.x_outer_stride, params.x_inner_stride);
+    type.add(params.out, params.out_dtype, params.out_outer_stride, params.out_inner_stride);
     if (type.is_half()) return softmax_forward_of<TypedRow<bfloat16>, Logarithm, Threads, RowsPerCta>(params);
     if (type.is_float()) return softmax_forward_of<TypedRow<float>, Logarithm, Threads, RowsPerCta>(params);
   }
@@ -230,11 +230,11 @@ TRTC_DEVICE void softmax_backward_of(const Params& params) {
 
 template <bool Logarithm, int Threads, int RowsPerCta, class Params>
 TRTC_DEVICE void softmax_backward_rows(const Params& params) {
-  CommonType<softmax_vector> type(params.columns, true);
-  type.add(params.y, params.y_dtype, params.y_outer_stride, params.y_inner_stride);
-  type.add(params.dy, params.dy_dtype, params.dy_outer_stride, params.dy_inner_stride);
-  type.add(params.dx, params.dx_dtype, params.dx_outer_stride, params.dx_inner_stride);
   if constexpr (!Logarithm) {
+    CommonType<softmax_vector> type(params.columns, true);
+    type.add(params.y, params.y_dtype, params.y_outer_stride, params.y_inner_stride);
+    type.add(params.dy, params.dy_dtype, params.dy_outer_stride, params.dy_inner_stride);
+    type.add(params.dx, params.dx_dtype, params.dx_outer_stride, params.dx_inner_stride);
     if (type.is_half()) return softmax_backward_of<TypedRow<bfloat16>, Logarithm, Threads, RowsPerCta>(params);
     if (type.is_float()) return softmax_backward_of<TypedRow<float>, Logarithm, Threads, RowsPerCta>(params);
   }

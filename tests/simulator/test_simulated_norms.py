@@ -347,7 +347,8 @@ def test_general_batches_take_all_rows(operator, hidden, dtype, rng):
     assert backward_case(operator, 2, hidden, dtype).general()[0].symbol.endswith("wide") == (hidden > 40)
     for rows, multiprocessors in ((2, 1), (7, 1), (13, 1), (20, 1), (33, 1), (70, 1), (9, 2)):
         case = backward_case(operator, rows, hidden, dtype)
-        hold([SimulatedDevice(90, static=True, multiprocessors=multiprocessors)], case, rng)
+        on = [SimulatedDevice(90, static=True, multiprocessors=multiprocessors)]
+        hold(on, case, rng, (ALIGNED, MISALIGNED))
 
 
 # A thread of the second launch reads 8 rows of partial sums at a time, 2 of the last columns that no vector fits: more

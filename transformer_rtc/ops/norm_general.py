@@ -35,7 +35,7 @@ _SOURCE = "norm_general.cu"
 
 # H100, RMSNorm of bfloat16: 4 KB by a warp 0.54 of a copy, by 512 threads 0.47; 8 KB by a warp 0.48, by 1024 threads
 # 0.42, but one row takes 15.1 us in a graph instead of 5.9. Few long rows, as the backward of more than 262144 columns
-# has them, keep more threads busy: 65 of 340584 0.16, by 512 0.10; many of 16384 0.46 and 0.48.
+# has them, keep more threads busy: 65 of 340584 0.14 to 0.16, by 512 0.10; many of 16384 0.46 and 0.48.
 _SHAPES = {
     "forward": ROW_SHAPES,
     "backward": (GeneralShape("narrow", 4 << 10, 32, 8), GeneralShape("wide", None, 1024, 1)),
@@ -124,7 +124,9 @@ def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the kernels of a call, and how they are launched."""
     backward = "backward" in request.operator
     shapes = _SHAPES["backward" if backward else "forward"]
-    shape = shape_of(request.columns, (request.dtypes["x"],), shapes)
+    # What forward reads again; backward's shapes are by x, beside which it reads dy.
+    read = request.dtypes.get("residual_out") or request.dtypes["x"]
+    shape = shape_of(request.columns, (read,), shapes)
     threads = shape.threads * shape.rows
     if not backward:
         return ((f"{norm}_forward_{shape.name}", entry_rule(threads, shape.rows, persistent=request.margin)),)

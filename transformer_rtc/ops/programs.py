@@ -220,7 +220,7 @@ class GeneralShape(NamedTuple):
     name : str
         Of the shape, in the kernel's symbol.
     bytes : int or None
-        The most of a row, in all arrays that are read again, if there are longer shapes.
+        The most of a row, in the arrays that `shape_of` is given, if there are longer shapes.
     threads, rows : int
         Threads of a row, and rows of a CTA.
     """
@@ -238,9 +238,9 @@ class GeneralShape(NamedTuple):
 
 
 # Of kernels that add nothing up over rows. What decides is whether the rows of a multiprocessor are in its L1 cache
-# when they are read again. RMSNorm of a copy, on an H100: 2 KB by a warp 0.84, 4 KB 0.83, by 256 threads 0.57; 8 KB of
-# float32 0.85 and 0.68; 32 KB by 256 threads 0.94, 64 KB 0.68 and by 512 0.93. On an H200: 256 bytes by 8 threads 0.51,
-# by a warp 0.22.
+# when they are read again. RMSNorm of a copy, on an H100: bfloat16 of 2 and 4 KB by a warp 0.84 and 0.83, 4 KB by 256
+# threads 0.57; float32 of 8 KB by a warp 0.68, by 256 threads 0.85; of 32 KB by 256 threads 0.94, of 64 KB 0.68, by 512
+# 0.93. On an H200: bfloat16 of 256 bytes by 8 threads 0.51, by a warp 0.22.
 ROW_SHAPES = (
     GeneralShape("short", 512, 8, 32),
     GeneralShape("narrow", 4 << 10, 32, 8),
@@ -249,9 +249,9 @@ ROW_SHAPES = (
 )
 
 
-def shape_of(columns: int, arrays: Iterable[DType | None], shapes: Iterable[GeneralShape]) -> GeneralShape:
-    """Return the first of these shapes, which are in order of their lengths, that takes such rows of these arrays."""
-    size = columns * sum(dtype.bytes for dtype in arrays if dtype)
+def shape_of(columns: int, dtypes: Iterable[DType | None], shapes: Iterable[GeneralShape]) -> GeneralShape:
+    """Return the first of these shapes, which are in order of their lengths, that takes such rows of these types."""
+    size = columns * sum(dtype.bytes for dtype in dtypes if dtype)
     return next(shape for shape in shapes if shape.bytes is None or size <= shape.bytes)
 
 
