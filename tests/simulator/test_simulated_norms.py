@@ -12,6 +12,7 @@ import pytest
 import reference
 from cases import BACKWARD, BY_ROW, DELAYED, FLOAT8, FLOATS, FORWARD, Case
 from rigs import ALIGNED, MISALIGNED, SECOND_MISALIGNED, assert_same_bits, bits, configured, devices, hold, run
+from softmax_calls import at
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, using
@@ -76,6 +77,36 @@ def test_in_place_gives_the_same_bits(hidden, operator, static, rng):
         expected = run(on[0], case, given)
         for device, layout, in_place in itertools.product(on, (ALIGNED, MISALIGNED), IN_PLACE[operator]):
             assert_same_bits(run(device, case, given, layout, in_place), expected, f"{in_place}, {layout}, {device!r}")
+
+
+_OF_ROWS = {
+    "add_layer_norm": ("x", "residual", "weight", "bias", "out", "residual_out"),
+    "layer_norm_add": ("x", "residual", "weight", "bias", "out"),
+    "layer_norm_backward": ("dy", "x", "weight", "dresidual", "out"),
+}
+
+
+# One array at an address that no vector fits, or of another type, among arrays of one type: the kernels must not read
+# any of them as the others.
+@pytest.mark.parametrize("operator", _OF_ROWS)
+def test_a_general_kernel_looks_at_every_array(operator, rng):
+    names = _OF_ROWS[operator]
+    drawn = {name: rng.standard_normal((20, 40)) for name in names}
+
+    def found(types: dict[str, type], offsets: dict[str, int]) -> list[np.ndarray]:
+        arrays = {name: at(drawn[name].astype(types.get(name, np.float16)), offsets.get(name, 0)) for name in names}
+        arrays |= {name: arrays[name][0] for name in names if name in ("weight", "bias")}
+        with using(SimulatedDevice(90, static=True, checked=True, multiprocessors=1)):
+            results = getattr(transformer_rtc, operator)(**arrays)
+        return list(results) if isinstance(results, tuple) else [results]
+
+    for name in names:
+        sums = ("residual", "residual_out")  # of one type
+        types = dict.fromkeys(sums if name in sums else (name,), np.float32)
+        for given in ((types, {}), ({}, {name: 1})):
+            elsewhere = found(given[0], dict.fromkeys(names, 1))
+            for one, other in zip(found(*given), elsewhere, strict=True):
+                np.testing.assert_array_equal(one, other, str((name, given)))
 
 
 @pytest.mark.parametrize("adds", ["before", "after"])
