@@ -279,6 +279,22 @@ def test_in_place(static, rng):
             assert_within(transformer_rtc.softmax_backward(dy, x, out=dy), gradient, BFLOAT16)
 
 
+# One array at an address that no vector fits, or of another type, among arrays of one type.
+@pytest.mark.parametrize(("operator", "names"), [("softmax", ("x", "out")), ("softmax_backward", ("dy", "y", "out"))])
+def test_a_general_kernel_looks_at_every_array(operator, names, rng):
+    drawn = {name: rng.random((20, 40)) for name in names}
+
+    def found(types: dict[str, type], offsets: dict[str, int]) -> np.ndarray:
+        arrays = {name: at(drawn[name].astype(types.get(name, np.float16)), offsets.get(name, 0)) for name in names}
+        with using(simulated(static=True)):
+            return getattr(transformer_rtc, operator)(**arrays)
+
+    for name in names:
+        for types, offsets in (({name: np.float32}, {}), ({}, {name: 1})):
+            elsewhere = found(types, dict.fromkeys(names, 1))
+            np.testing.assert_array_equal(found(types, offsets), elsewhere, f"{name}, {types}")
+
+
 # ---- What does not take part -----------------------------------------------------------------------------------------
 
 
