@@ -26,17 +26,11 @@ struct Floats {
   float of[N];
 };
 
-// Whether a Vec at this address is aligned.
-template <class T, int N>
-TRTC_DEVICE bool is_aligned(const void* address) {
-  return reinterpret_cast<uint64>(address) % vec_alignment<T, N>() == 0;
-}
-
 template <class T, int N>
 TRTC_DEVICE Floats<N> load_floats_of(const void* row, int column, int columns) {
   const T* first = static_cast<const T*>(row) + column;
   Vec<T, N> value;
-  if (column + N <= columns && is_aligned<T, N>(first)) {  // lanes meet behind it, to unpack
+  if (column + N <= columns && rows_aligned<T, N>(first, 0, 0)) {  // lanes meet behind it, to unpack
     value.load_aligned(first);
   } else {
     value.load_elements(first, columns - column);
@@ -53,7 +47,7 @@ TRTC_DEVICE void store_floats_of(const Floats<N>& values, void* row, int column,
   Vec<T, N> value;
 #pragma unroll
   for (int i = 0; i < N; i += 2) value.set(i, values.of[i], N == 1 ? 0.0f : values.of[i + (N > 1)]);
-  const bool whole = column + N <= columns && is_aligned<T, N>(first);
+  const bool whole = column + N <= columns && rows_aligned<T, N>(first, 0, 0);
   value.store(first, whole);
   value.store_each(first, 0, whole ? 0 : columns - column);
 }
