@@ -153,6 +153,9 @@ struct TypedRow {
   }
 };
 
+// What TypedRows a kernel has text for, beside that for AnyRows.
+enum : int { half_rows = 1, float_rows = 2 };
+
 // Whether all arrays of a call are of one type, and every Vec of N elements of their rows is aligned and whole, so that
 // they can be TypedRows.
 template <int N>

@@ -317,20 +317,24 @@ TRTC_DEVICE void norm_backward_of(const Params& params) {
   }
 }
 
-template <bool Centred, int Threads, int RowsPerCta, int Least, int Most, bool PerHead, class Params>
+template <bool Centred, int Threads, int RowsPerCta, int Least, int Most, bool PerHead, int Typed, class Params>
 TRTC_DEVICE void norm_backward_rows(const Params& params) {
-  if constexpr (!PerHead) {  // a weight for each head is rarer, and as much to compile
+  if constexpr (Typed != 0) {
     CommonType<forward_vector> type(params.hidden, true);
     type.add(params.dy, params.dy_dtype, params.dy_outer_stride, params.dy_inner_stride);
     type.add(params.x, params.x_dtype, params.x_outer_stride, params.x_inner_stride);
     type.add(params.dresidual, params.dresidual_dtype, params.dresidual_outer_stride, params.dresidual_inner_stride);
     type.add(params.dx, params.dx_dtype, params.dx_outer_stride, params.dx_inner_stride);
     type.add(params.weight, params.weight_dtype, 0, 0);
-    if (type.is_half()) {
-      return norm_backward_of<TypedRow<bfloat16>, Centred, Threads, RowsPerCta, Least, Most, PerHead>(params);
+    if constexpr ((Typed & half_rows) != 0) {
+      if (type.is_half()) {
+        return norm_backward_of<TypedRow<bfloat16>, Centred, Threads, RowsPerCta, Least, Most, PerHead>(params);
+      }
     }
-    if (type.is_float()) {
-      return norm_backward_of<TypedRow<float>, Centred, Threads, RowsPerCta, Least, Most, PerHead>(params);
+    if constexpr ((Typed & float_rows) != 0) {
+      if (type.is_float()) {
+        return norm_backward_of<TypedRow<float>, Centred, Threads, RowsPerCta, Least, Most, PerHead>(params);
+      }
     }
   }
   norm_backward_of<AnyRow, Centred, Threads, RowsPerCta, Least, Most, PerHead>(params);

@@ -16,6 +16,7 @@ from transformer_rtc import compiler, sources, static
 from transformer_rtc.dispatch import Request, operators
 from transformer_rtc.errors import ArgumentError, CompileError, CompilerNotFoundError
 from transformer_rtc.ops import norm_configurations
+from transformer_rtc.ops.norm_general import GeneralSpec
 from transformer_rtc.ops.softmax_kernels import BUCKETS
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT8_E4M3, FLOAT16, FLOAT32
 
@@ -383,6 +384,20 @@ def test_the_general_kernels_compile_with_next_to_no_spills(architecture):
         assert int.from_bytes(info[kernel.symbol][_INFO_PARAMETER_BYTES], "little") == kernel.params.size
         assert struct.unpack("<III", info[kernel.symbol][_INFO_MAX_THREADS]) == (rule.threads, 1, 1)
         assert found["smem"] + rule.dynamic_shared_memory <= ARCHITECTURES[architecture].shared_memory_per_cta
+
+
+@pytest.mark.parametrize(("dtype", "weight"), [(FLOAT16, FLOAT16), (FLOAT32, FLOAT32), (BFLOAT16, FLOAT32)])
+@pytest.mark.parametrize("operator", BACKWARD)
+def test_the_general_kernel_of_a_call_spills_nothing(operator, dtype, weight):
+    case = Case(4, 524288, dtype, weight, dtype, False, operator, dy=dtype, dweight=weight)
+    (spec, rule), finish = case.stages(ARCHITECTURES[90])
+    assert isinstance(spec, GeneralSpec) and isinstance(finish[0], GeneralSpec)
+    assert not complaints(case.name, (spec, rule), ARCHITECTURES[90])
+    compiled = compiler.compile_program(
+        spec.symbol, spec.program, sources.included(spec.program), (*spec.options, compiler.REPORT), 90
+    )
+    found = report(compiled.log, spec.symbol)
+    assert not any(found[what] for what in ("spill stores", "spill loads"))
 
 
 def test_the_general_kernels_partial_sums_take_no_more_memory_than_rows_in_float32():

@@ -137,14 +137,38 @@ def test_every_axis_leads_to_a_symbol_of_its_own():
     assert len(set(symbols)) == len(symbols)
 
 
-def test_operators_share_a_general_kernel_whatever_arrays_they_have(tmp_path):
-    name = "rms_norm_backward_wide"
-    specs = [GeneralSpec(name, tuple(case.types)) for case in CASES if case.operator == "rms_norm_backward"][:1]
-    specs.append(GeneralSpec(name, ("dy", "x", "out")))
-    assert specs[0].params.fields != specs[1].params.fields
-    assert specs[0].params.size == specs[1].params.size
-    assert key(tmp_path, specs[0]) == key(tmp_path, specs[1])
-    assert key(tmp_path, GeneralSpec("layer_norm_backward_wide", specs[1].arrays)) != key(tmp_path, specs[1])
+ARRAYS = ("dy", "x", "weight", "mean", "rstd", "dresidual", "out", "dweight", "dbias")
+
+
+def general(types, name="rms_norm_backward_wide") -> GeneralSpec:
+    """Return the kernel of a call with arrays of these types."""
+    return GeneralSpec.of(name, {array: types.get(array) for array in ARRAYS})
+
+
+def test_calls_share_a_general_kernel_whatever_arrays_they_have(tmp_path):
+    every = general(dict.fromkeys(ARRAYS, BFLOAT16) | {"mean": FLOAT32, "rstd": FLOAT32, "dweight": FLOAT32})
+    few = general({"dy": FLOAT16, "x": FLOAT16})
+    operators_own = GeneralSpec(few.name, ("dy", "x", "out"), few.rows)
+    assert few.params.fields != operators_own.params.fields
+    assert every.params.size == few.params.size == operators_own.params.size
+    assert key(tmp_path, every) == key(tmp_path, few) == key(tmp_path, operators_own)
+
+
+def test_a_general_kernel_has_the_text_of_rows_that_a_call_can_have(tmp_path):
+    half = general({"dy": BFLOAT16, "x": BFLOAT16, "dweight": FLOAT32})
+    single = general(dict.fromkeys(ARRAYS, FLOAT32))
+    mixed = [
+        general({"dy": BFLOAT16, "x": BFLOAT16, array: dtype})
+        for array, dtype in (("weight", FLOAT32), ("dresidual", FLOAT16), ("out", FLOAT32), ("x", FLOAT16))
+    ]
+    assert [spec.rows for spec in (half, single, *mixed)] == ["half", "float", *["mixed"] * 4]
+    found = [half, single, mixed[0], GeneralSpec(half.name, half.arrays), general({}, "norm_backward_finish")]
+    found.append(general({"dy": FLOAT32, "x": FLOAT32}, "layer_norm_backward_wide"))
+    assert len({key(tmp_path, spec) for spec in found}) == len(found)
+    assert len({spec.symbol for spec in found}) == len(found)
+    # Nothing depends on the types there.
+    for name in ("norm_backward_finish", "rms_norm_backward_wide_heads", "layer_norm_forward_long"):
+        assert general({"x": FLOAT32, "dy": FLOAT32}, name).symbol == name
 
 
 @pytest.mark.parametrize(

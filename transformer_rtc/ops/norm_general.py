@@ -5,11 +5,12 @@ They are compiled when the package is built, or for rows that, with what belongs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ..dispatch import LaunchRule, Request
-from ..spec import Field, KernelSpec, Params
+from ..spec import FLOAT32, DType, Field, KernelSpec, Params
 from .norm_kernels import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, REALS, partial_bytes
 from .programs import (
     GEOMETRY,
@@ -28,7 +29,7 @@ from .programs import (
     shape_of,
 )
 
-__all__ = ["GeneralSpec", "arrays_named_by", "launches", "params_of", "program"]
+__all__ = ["GeneralSpec", "launches", "params_of", "program"]
 
 _SOURCE = "norm_general.cu"
 
@@ -72,7 +73,19 @@ _FINISH_RULE = entry_rule(threads=FINISH_THREADS, columns_per_cta=32)
 _FINISH = Params((*pointers("dweight", "dbias"), *FINISH_FIELDS, *dtypes("dweight", "dbias")))
 
 
-def _kernels() -> dict[str, GeneralKernel]:
+# What rows backward's kernels have text of their own for, beside rows of any types: both where all is compiled ahead of
+# time; at run time what a call can take, for each is a third of the compile (LayerNorm: 750 ms, one 500, none 290).
+_TYPED_ARRAYS = ("dy", "x", "dresidual", "out", "weight")
+_TYPED = {
+    "": "trtc::half_rows | trtc::float_rows",
+    "half": "trtc::half_rows",
+    "float": "trtc::float_rows",
+    "mixed": "0",
+}
+
+
+@cache
+def _kernels(rows: str = "") -> dict[str, GeneralKernel]:
     found = {}
     for norm in ("rms_norm", "layer_norm"):
         centred = literal(norm == "layer_norm")
@@ -81,8 +94,9 @@ def _kernels() -> dict[str, GeneralKernel]:
             found[f"{norm}_forward_{shape.name}"] = GeneralKernel(_FORWARD, shape.bounds, template)
         for shape in _SHAPES["backward"]:
             for heads in (False, True):
-                batches = f"{_least_batch(heads)}, {_BATCH}, {literal(heads)}"
-                template = f"norm_backward_rows<{centred}, {shape.threads}, {shape.rows}, {batches}>"
+                # A weight for each head is rarer, and as much to compile.
+                how = f"{_least_batch(heads)}, {_BATCH}, {literal(heads)}, {'0' if heads else _TYPED[rows]}"
+                template = f"norm_backward_rows<{centred}, {shape.threads}, {shape.rows}, {how}>"
                 found[f"{norm}_backward_{shape.name}{_of_heads(heads)}"] = GeneralKernel(
                     _BACKWARD, shape.bounds, template
                 )
@@ -101,23 +115,14 @@ def _of_heads(heads: bool) -> str:
     return "_heads" if heads else ""
 
 
-_KERNELS = _kernels()
-
-
 def program() -> str:
     """Return the text of the module of all of them."""
-    return general_program(_SOURCE, _KERNELS)
+    return general_program(_SOURCE, _kernels())
 
 
 def params_of(symbol: str, arrays: Sequence[str]) -> Params:
     """Return a kernel's parameters as an operator with these arrays fills them."""
-    return Params(of_arrays(_KERNELS[symbol].params.fields, arrays))
-
-
-def arrays_named_by(symbol: str, arrays: Iterable[str]) -> tuple[str, ...]:
-    """Return an operator's arrays that a kernel's parameters name: operators that share it ask for one spec."""
-    named = {field.source.partition(".")[0] for field in _KERNELS[symbol].params.fields if "." in field.source}
-    return tuple(array for array in arrays if array in named)
+    return Params(of_arrays(_kernels()[symbol].params.fields, arrays))
 
 
 def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
@@ -149,14 +154,29 @@ class GeneralSpec(KernelSpec):
         The kernel's.
     arrays : tuple of str
         What its operator has, of what its parameters name.
+    rows : str
+        What it has text of its own for: rows of ``"half"`` precision, of ``"float"``, or, of any ``"mixed"`` types,
+        nothing; empty: all, as when it is built, or a kernel in which nothing depends on it.
     """
 
     name: str
     arrays: tuple[str, ...]
+    rows: str = ""
+
+    @classmethod
+    def of(cls, name: str, dtypes: Mapping[str, DType | None]) -> GeneralSpec:
+        """Return the kernel for arrays of these types; operators that share one ask for the same."""
+        kernel = _kernels()[name]
+        named = {field.source.partition(".")[0] for field in kernel.params.fields if "." in field.source}
+        arrays = tuple(array for array in dtypes if array in named)
+        if kernel == _kernels("mixed")[name]:
+            return cls(name, arrays)
+        first, *others = {dtypes[array] for array in _TYPED_ARRAYS} - {None}
+        return cls(name, arrays, "mixed" if others else "float" if first is FLOAT32 else "half")
 
     @property
     def symbol(self) -> str:
-        return self.name
+        return f"{self.name}_{self.rows}" if self.rows else self.name
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -168,4 +188,4 @@ class GeneralSpec(KernelSpec):
 
     @property
     def program(self) -> str:
-        return general_program(_SOURCE, {self.name: _KERNELS[self.name]})
+        return general_program(_SOURCE, {self.symbol: _kernels(self.rows)[self.name]})
