@@ -143,7 +143,7 @@ def test_every_case_is_within_the_bound_of_float64(name, implementation, gpu, se
 
 # ---- More rows than are resident -------------------------------------------------------------------------------------
 
-LONG = (128, 1024, 4096, 4097, 8192, 16384, 65536, 131072, 262144)
+LONG = (128, 1024, 4096, 4097, 8192, 16384, 65536, 131072, 262144, 524288)
 _MOST_BYTES = 128 << 20  # of one array
 
 
@@ -162,7 +162,8 @@ MANY = [
     for operator, hidden, dtype in itertools.product((*FORWARD, *BACKWARD), LONG, (BFLOAT16, FLOAT32))
 ]
 MANY_GENERAL = [
-    _many(operator, hidden, BFLOAT16) for operator in (*FORWARD, *BACKWARD) for hidden in (128, 4096, 65536)
+    _many(operator, hidden, dtype)
+    for operator, hidden, dtype in itertools.product((*FORWARD, *BACKWARD), (128, 4096, 65536), (BFLOAT16, FLOAT32))
 ]
 
 
