@@ -395,24 +395,16 @@ _FORWARD_RESIDUAL = (
     _Entry(32768, 16, 512, 4, in_shared=True),  # 262144: 0.829
 )
 
-# H100: as in _BACKWARD_SIZES.
 _BACKWARD = {
     ("rms_norm", 2): (
         _Entry(32, 1, 16, 2, 16, True, 2),  # 256: 0.818
         _Entry(64, 1, 32, 2, 4, True, 3),  # 512: 0.877
         _Entry(128, 1, 32, 4, 4, True, 4),  # 1024: 0.888
         _Entry(256, 1, 64, 4, 2, True, 4),  # 2048: 0.920; by 128 threads 0.864
-        _Entry(448, 1, 224, 2, 1, True, 2),  # 3328: H100 0.942, 0.926
         _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.914
-        _Entry(640, 2, 160, 2, 1, True, 2),  # 4480: H100 0.957, 0.936
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: 0.948
-        _Entry(1280, 4, 96, 4, 1, True, 4),  # 10240: H100 0.937
-        _Entry(1792, 8, 128, 2, 1, True, 2),  # 11264, 13824: H100 0.965, 0.962; 0.938, 0.946
         _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.949
-        _Entry(2880, 8, 192, 2, 1, True, 2),  # 17920: H100 0.963, 0.942
-        _Entry(3840, 16, 128, 2, 1, True, 2),  # 27648: H100 0.958, 0.950
         _Entry(4096, 2, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.943
-        _Entry(4608, 8, 160, 4, 1, True, 4),  # 35840: H100 0.981, 0.942
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 65536: 0.946
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 131072: 0.940
         _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.945
@@ -425,7 +417,6 @@ _BACKWARD = {
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.968
         _Entry(2048, 1, 1024, 2, 1, True, 2),  # 8192: 0.953
         _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.946
-        _Entry(5120, 8, 160, 4, 1, True, 4),  # 17920: H100 0.986, 0.962
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.934; not in bulk 0.902
         _Entry(16384, 8, 512, 4, 1, True, 3),  # 65536: 0.959
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.935
@@ -437,21 +428,11 @@ _BACKWARD = {
         _Entry(128, 1, 32, 4, 4, True, 3),  # 1024: 0.833
         _Entry(256, 1, 128, 2, 1, True, 3),  # 2048: 0.915, with two slots 0.904; ahead 0.881
         _Entry(512, 1, 256, 2, 1, True, 4, bulk=True),  # 4096: 0.907; ahead 0.880
-        _Entry(640, 1, 320, 2, 1, True, 3, bulk=True),  # 5120: 0.943; ahead 0.898
-        _Entry(768, 2, 192, 2, 1, True, 3),  # 5632: H100 0.961, 0.915
-        _Entry(1280, 2, 224, 3, 1, True, 3),  # 6912, 8960: H100 0.959, 0.977; 0.919, 0.892
-        _Entry(1536, 8, 64, 3, 1, True, 3),  # 11008: H100 0.957, 0.881
-        _Entry(1920, 4, 160, 3, 1, True, 3),  # 13824: H100 0.961, 0.878
-        _Entry(2304, 8, 96, 3, 1, True, 3),  # 16896, 17920: H100 0.949, 0.947; 0.906, 0.925
-        _Entry(3072, 8, 96, 4, 1, True, 3, bulk=True, ahead=True),  # 24576: H100 0.938
-        _Entry(3840, 8, 160, 3, 1, True, 3),  # 27648: H100 0.964, 0.954
-        # Without clusters: these were the second ratios of the lines above.
-        _Entry(768, 1, 384, 2, 1, True, 3, bulk=True),
+        _Entry(768, 1, 384, 2, 1, True, 3, bulk=True),  # 5120: 0.943; ahead 0.898
         _Entry(1024, 1, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 8192: 0.954; by 512 threads 0.921
         _Entry(1792, 1, 448, 4, 1, True, 3, bulk=True, ahead=True),  # 10240: 0.941; by four CTAs 0.840
         _Entry(2048, 4, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 16384: 0.939; four slots 0.882
         _Entry(4096, 8, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 32768: 0.915; not ahead 0.902
-        _Entry(4608, 16, 96, 3, 1, True, 3),  # 35840: H100 0.952, 0.911
         _Entry(6144, 8, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 49152: 0.899
         _Entry(8192, 4, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 65536: 0.934; by a cluster of 8 0.926
         _Entry(16384, 8, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 131072: 0.933; by one of 16 0.891
@@ -465,12 +446,38 @@ _BACKWARD = {
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.942
         _Entry(2048, 4, 128, 4, 1, True, 4, bulk=True),  # 8192: 0.956; not in bulk 0.928
         _Entry(4096, 8, 128, 4, 1, True, 4, bulk=True),  # 16384: 0.961; 0.924
-        _Entry(5120, 8, 160, 4, 1, True, 4),  # 17920: H100 0.983, 0.948
         _Entry(8192, 16, 128, 4, 1, True, 4, bulk=True),  # 32768: 0.925; 0.916
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.950
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.960
         _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.555; 0.473
     ),
+}
+# Before them where there are clusters, in the order of their lengths; most are measured at lengths that no table has.
+# H100: as in _BACKWARD_SIZES.
+_BACKWARD_CLUSTERS: dict[tuple[str, int], tuple[_Entry, ...]] = {
+    ("rms_norm", 2): (
+        _Entry(448, 1, 224, 2, 1, True, 2),  # 3328: H100 0.942, 0.926
+        _Entry(640, 2, 160, 2, 1, True, 2),  # 4480: H100 0.957, 0.936
+        _Entry(1280, 4, 96, 4, 1, True, 4),  # 10240: H100 0.937
+        _Entry(1792, 8, 128, 2, 1, True, 2),  # 11264, 13824: H100 0.965, 0.962; 0.938, 0.946
+        _Entry(2880, 8, 192, 2, 1, True, 2),  # 17920: H100 0.963, 0.942
+        _Entry(3840, 16, 128, 2, 1, True, 2),  # 27648: H100 0.958, 0.950
+        _Entry(4608, 8, 160, 4, 1, True, 4),  # 35840: H100 0.981, 0.942
+    ),
+    ("rms_norm", 4): (_Entry(5120, 8, 160, 4, 1, True, 4),),  # 17920: H100 0.986, 0.962
+    ("layer_norm", 2): (
+        _Entry(640, 1, 320, 2, 1, True, 3, bulk=True),  # 4480, 4864: H100 0.967, 0.963
+        _Entry(768, 2, 192, 2, 1, True, 3),  # 5632: H100 0.961, 0.915
+        _Entry(1024, 2, 192, 3, 1, True, 3),  # 6912: H100 0.959, 0.919
+        _Entry(1280, 2, 224, 3, 1, True, 3),  # 8960: H100 0.977, 0.892
+        _Entry(1536, 8, 64, 3, 1, True, 3),  # 11008: H100 0.957, 0.881
+        _Entry(1792, 4, 160, 3, 1, True, 3),  # 13824: H100 0.961, 0.878
+        _Entry(2304, 8, 96, 3, 1, True, 3),  # 16896, 17920: H100 0.949, 0.947; 0.906, 0.925
+        _Entry(3072, 8, 96, 4, 1, True, 3, bulk=True, ahead=True),  # 22016, 22528: H100 0.947, 0.951
+        _Entry(3840, 8, 160, 3, 1, True, 3),  # 27648: H100 0.964, 0.954
+        _Entry(4608, 16, 96, 3, 1, True, 3),  # 35840: H100 0.952, 0.911
+    ),
+    ("layer_norm", 4): (_Entry(5120, 8, 160, 4, 1, True, 4),),  # 17920: H100 0.983, 0.948
 }
 # As _FORWARD_SIZES. H100: the ratio on one, beside that of what was taken before; the best of up to 52 divisions that
 # are about as fast as that, or faster, for 16 and 128 rows in a graph and where the L2 holds all rows, as if the memory
@@ -747,6 +754,10 @@ class _Division:
         return 32 * steps * math.ceil(self.vectors / (32 * steps * ctas))
 
 
+def _most_vectors(entry: _Entry) -> int:
+    return entry.vectors
+
+
 def _has_clusters(limits: DeviceLimits) -> bool:
     return limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
 
@@ -888,10 +899,13 @@ def configure_backward(
         slots = Slot(config, rows, columns, output, sums=True).bytes
         return slots + config.reserved_shared <= limits.shared_memory_per_cta
 
-    entries: tuple[_Entry, ...] = (
-        *division.exactly(_BACKWARD_SIZES[norm, division.bytes]),
-        *_BACKWARD[norm, division.bytes],
-    )
+    exact = division.exactly(_BACKWARD_SIZES[norm, division.bytes])
+    entries = _BACKWARD[norm, division.bytes]
+    if _has_clusters(limits):
+        entries = (*exact, *sorted((*_BACKWARD_CLUSTERS[norm, division.bytes], *entries), key=_most_vectors))
+    else:
+        # Several CTAs were measured as clusters: where they meet in global memory, as few as the other lines say.
+        entries = (*(entry for entry in exact if entry.ctas == 1), *entries)
     uneven = division.uneven("backward", _RAGGED_BACKWARD[division.bytes], (_UNEVEN_BACKWARD[division.bytes],))
     return _choose((*uneven, *entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
 
