@@ -351,6 +351,24 @@ def test_every_operator_is_tried_with_every_way_to_hold_a_row_without_clusters()
             assert found == set(BACKWARD if backward else FORWARD), layout
 
 
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("architecture", [80, 89])
+def test_widths_that_were_measured_as_clusters_have_without_them_no_more_ctas_than_their_neighbours(
+    architecture, norm, dtype
+):
+    limits, full = ARCHITECTURES[architecture], 16 // dtype.bytes
+
+    def ctas(hidden: int) -> int:
+        config = norm_configurations.configure_backward(norm, hidden, (dtype,) * 3, (dtype,), dtype, limits)
+        return config.ctas_per_row if config else 0
+
+    entries = norm_configurations._BACKWARD_SIZES[norm, dtype.bytes]
+    assert any(entry.ctas > 1 for entry in entries)
+    for hidden in (entry.vectors * full for entry in entries):
+        assert 0 < ctas(hidden) <= max(ctas(hidden - full), ctas(hidden + full)), hidden
+
+
 @pytest.mark.parametrize(
     ("architecture", "hidden", "dtype", "weight", "residual"),
     [
