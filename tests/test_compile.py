@@ -354,19 +354,45 @@ def test_every_operator_is_tried_with_every_way_to_hold_a_row_without_clusters()
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("architecture", [80, 89])
-def test_widths_that_were_measured_as_clusters_have_without_them_no_more_ctas_than_their_neighbours(
-    architecture, norm, dtype
-):
-    limits, full = ARCHITECTURES[architecture], 16 // dtype.bytes
+def test_what_was_measured_as_clusters_gives_no_row_more_ctas_without_them(architecture, norm, dtype, monkeypatch):
+    limits, full, table = ARCHITECTURES[architecture], 16 // dtype.bytes, (norm, dtype.bytes)
 
-    def ctas(hidden: int) -> int:
-        config = norm_configurations.configure_backward(norm, hidden, (dtype,) * 3, (dtype,), dtype, limits)
-        return config.ctas_per_row if config else 0
+    def configs(widths):
+        return {
+            hidden: norm_configurations.configure_backward(norm, hidden, (dtype,) * 3, (dtype,), dtype, limits)
+            for hidden in widths
+        }
 
-    entries = norm_configurations._BACKWARD_SIZES[norm, dtype.bytes]
+    entries = norm_configurations._BACKWARD_SIZES[table]
     assert any(entry.ctas > 1 for entry in entries)
-    for hidden in (entry.vectors * full for entry in entries):
-        assert 0 < ctas(hidden) <= max(ctas(hidden - full), ctas(hidden + full)), hidden
+    exact = configs(entry.vectors * full for entry in entries)
+    others = configs(range(full, 66000 // dtype.bytes * 2, 31 * full))
+    assert all(exact.values()) and len(others) > 100
+    for name in ("_BACKWARD_SIZES", "_BACKWARD_CLUSTERS"):
+        monkeypatch.setitem(getattr(norm_configurations, name), table, ())
+    for hidden, config in configs(exact).items():
+        assert exact[hidden].ctas_per_row <= config.ctas_per_row, hidden
+    monkeypatch.setitem(norm_configurations._BACKWARD_SIZES, table, entries)
+    assert configs(others) == others
+
+
+@pytest.mark.parametrize("architecture", [80, 89])
+def test_widths_that_clusters_divide_otherwise_are_divided_as_their_lines_say_without_them(architecture):
+    limits, cases = ARCHITECTURES[architecture], []
+    for (norm, size), entries in norm_configurations._BACKWARD_SIZES_WITHOUT_CLUSTERS.items():
+        dtype, centred = {2: BFLOAT16, 4: FLOAT32}[size], norm == "layer_norm"
+        for entry in entries:
+            case = Case(
+                64, entry.vectors * 16 // size, dtype, dtype, dtype, operator=f"{norm}_backward", dy=dtype,
+                dweight=dtype, dbias=dtype if centred else None, rstd=True, mean=centred,
+            )  # fmt: skip
+            config = case.stages(limits)[0][0].config
+            if architecture == 80:  # what an L40S has of shared memory is less
+                taken = (config.ctas_per_row, config.threads_per_row, config.steps, config.stages)
+                assert taken == (entry.ctas, entry.threads, entry.steps, entry.stages), case.hidden
+            cases.append(case)
+    wrong = compile_all(cases, limits)
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(

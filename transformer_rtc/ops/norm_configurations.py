@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from ..spec import FLOAT32, DeviceLimits, DType
@@ -459,7 +460,7 @@ _BACKWARD_CLUSTERS: dict[tuple[str, int], tuple[_Entry, ...]] = {
         _Entry(448, 1, 224, 2, 1, True, 2),  # 3328: H100 0.942, 0.926
         _Entry(640, 2, 160, 2, 1, True, 2),  # 4480: H100 0.957, 0.936
         _Entry(1280, 4, 96, 4, 1, True, 4),  # 10240: H100 0.937
-        _Entry(1792, 8, 128, 2, 1, True, 2),  # 11264, 13824: H100 0.965, 0.962; 0.938, 0.946
+        _Entry(1792, 8, 128, 2, 1, True, 2),  # 11264: H100 0.965, 0.938; 13824: 0.962, 0.946
         _Entry(2880, 8, 192, 2, 1, True, 2),  # 17920: H100 0.963, 0.942
         _Entry(3840, 16, 128, 2, 1, True, 2),  # 27648: H100 0.958, 0.950
         _Entry(4608, 8, 160, 4, 1, True, 4),  # 35840: H100 0.981, 0.942
@@ -472,7 +473,7 @@ _BACKWARD_CLUSTERS: dict[tuple[str, int], tuple[_Entry, ...]] = {
         _Entry(1280, 2, 224, 3, 1, True, 3),  # 8960: H100 0.977, 0.892
         _Entry(1536, 8, 64, 3, 1, True, 3),  # 11008: H100 0.957, 0.881
         _Entry(1792, 4, 160, 3, 1, True, 3),  # 13824: H100 0.961, 0.878
-        _Entry(2304, 8, 96, 3, 1, True, 3),  # 16896, 17920: H100 0.949, 0.947; 0.906, 0.925
+        _Entry(2304, 8, 96, 3, 1, True, 3),  # 16896: H100 0.949, 0.906; 17920: 0.947, 0.925
         _Entry(3072, 8, 96, 4, 1, True, 3, bulk=True, ahead=True),  # 22016, 22528: H100 0.947, 0.951
         _Entry(3840, 8, 160, 3, 1, True, 3),  # 27648: H100 0.964, 0.954
         _Entry(4608, 16, 96, 3, 1, True, 3),  # 35840: H100 0.952, 0.911
@@ -605,6 +606,21 @@ _BACKWARD_SIZES = {
         _Entry(10240, 16, 224, 3, 1, True, 4),  # 40960: H100 0.987, 0.952
         _Entry(12288, 16, 192, 4, 1, True, 2, bulk=True, ahead=True),  # 49152: H100 0.973, 0.959
         _Entry(16384, 16, 256, 4, 1, True, 4, ahead=True),  # 65536: 0.965, 0.950
+    ),
+}
+# Of these, widths that clusters divide otherwise, where there are none; on an H200, where several CTAs were a cluster.
+_BACKWARD_SIZES_WITHOUT_CLUSTERS = {
+    ("rms_norm", 2): (_Entry(1152, 1, 288, 4, 1, True, 4),),  # 9216: 0.971, 0.846
+    ("layer_norm", 2): (
+        _Entry(480, 1, 160, 3, 1, True, 4),  # 3840: 0.932, 0.891
+        _Entry(576, 1, 160, 4, 1, True, 3),  # 4608: 0.938, 0.924
+        _Entry(672, 1, 224, 3, 1, True, 4),  # 5376: 0.934, 0.780
+        _Entry(2560, 2, 320, 4, 1, True, 3, ahead=True),  # 20480: 0.875, 0.826
+    ),
+    ("layer_norm", 4): (
+        _Entry(3200, 4, 288, 3, 1, True, 4),  # 12800: 0.969, 0.852
+        _Entry(5120, 8, 320, 2, 1, True, 4),  # 20480: 0.930, 0.853
+        _Entry(6400, 8, 288, 3, 1, True, 4),  # 25600: 0.953, 0.828
     ),
 }
 # Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.89 and 0.90, LayerNorm 0.80 and 0.77; float32: RMSNorm 0.92 and 0.92,
@@ -754,10 +770,6 @@ class _Division:
         return 32 * steps * math.ceil(self.vectors / (32 * steps * ctas))
 
 
-def _most_vectors(entry: _Entry) -> int:
-    return entry.vectors
-
-
 def _has_clusters(limits: DeviceLimits) -> bool:
     return limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
 
@@ -899,15 +911,18 @@ def configure_backward(
         slots = Slot(config, rows, columns, output, sums=True).bytes
         return slots + config.reserved_shared <= limits.shared_memory_per_cta
 
-    exact = division.exactly(_BACKWARD_SIZES[norm, division.bytes])
-    entries = _BACKWARD[norm, division.bytes]
+    table = norm, division.bytes
+    exact = division.exactly(_BACKWARD_SIZES[table])
+    entries = _BACKWARD[table]
     if _has_clusters(limits):
-        entries = (*exact, *sorted((*_BACKWARD_CLUSTERS[norm, division.bytes], *entries), key=_most_vectors))
+        entries = tuple(sorted((*_BACKWARD_CLUSTERS[table], *entries), key=attrgetter("vectors")))
     else:
-        # Several CTAs were measured as clusters: where they meet in global memory, as few as the other lines say.
-        entries = (*(entry for entry in exact if entry.ctas == 1), *entries)
+        # Several CTAs were measured as clusters: where they meet in global memory, no more than other lines say.
+        most = next((entry.ctas for entry in entries if division.vectors <= entry.vectors), 1)
+        exact = (*division.exactly(_BACKWARD_SIZES_WITHOUT_CLUSTERS.get(table, ())), *exact)
+        exact = tuple(entry for entry in exact if entry.ctas <= most)
     uneven = division.uneven("backward", _RAGGED_BACKWARD[division.bytes], (_UNEVEN_BACKWARD[division.bytes],))
-    return _choose((*uneven, *entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
+    return _choose((*uneven, *exact, *entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
 
 
 class Regions:
