@@ -140,13 +140,24 @@ def test_layer_norm_has_registers_for_whatever_its_columns_and_residual_are(hidd
     assert not wrong, "\n".join(wrong)
 
 
+OF_BYTES = {2: BFLOAT16, 4: FLOAT32}
+
+
+def backward_of_width(norm: str, dtype, hidden: int) -> Case:
+    """Return a call of backward with rows of one type, saved statistics and all gradients."""
+    centred = norm == "layer_norm"
+    return Case(
+        64, hidden, dtype, dtype, dtype, operator=f"{norm}_backward", dy=dtype, dweight=dtype,
+        dbias=dtype if centred else None, rstd=True, mean=centred,
+    )  # fmt: skip
+
+
 def test_sizes_of_well_known_models_are_divided_as_their_lines_say():
-    dtypes = {2: BFLOAT16, 4: FLOAT32}
     cases = []
     tables = (("", norm_configurations._FORWARD_SIZES), ("_backward", norm_configurations._BACKWARD_SIZES))
     for suffix, table in tables:
         for (norm, size), entries in table.items():
-            dtype, centred = dtypes[size], norm == "layer_norm"
+            dtype, centred = OF_BYTES[size], norm == "layer_norm"
             assert len({(entry.vectors, entry.alone) for entry in entries}) == len(entries)
             alone = {entry.vectors for entry in entries if entry.alone}
             for entry in entries:
@@ -155,10 +166,7 @@ def test_sizes_of_well_known_models_are_divided_as_their_lines_say():
                 if entry.vectors in alone and not entry.alone:  # a line for rows with a residual
                     case = case._replace(operator=f"add_{norm}", residual=dtype)
                 if suffix:
-                    dbias = dtype if centred else None
-                    case = case._replace(
-                        bias=None, dy=dtype, dweight=dtype, dbias=dbias, rstd=True, mean=centred, residual=None
-                    )
+                    case = backward_of_width(norm, dtype, hidden)
                 config = case.stages(ARCHITECTURES[90])[0][0].config
                 taken = (config.ctas_per_row, config.threads_per_row, config.steps, config.rows_per_cta)
                 assert taken == (entry.ctas, entry.threads, entry.steps, entry.rows), hidden
@@ -366,7 +374,7 @@ def test_what_was_measured_as_clusters_gives_no_row_more_ctas_without_them(archi
     entries = norm_configurations._BACKWARD_SIZES[table]
     assert any(entry.ctas > 1 for entry in entries)
     exact = configs(entry.vectors * full for entry in entries)
-    others = configs(range(full, 66000 // dtype.bytes * 2, 31 * full))
+    others = configs(range(full, 132000 // dtype.bytes, 31 * full))
     assert all(exact.values()) and len(others) > 100
     for name in ("_BACKWARD_SIZES", "_BACKWARD_CLUSTERS"):
         monkeypatch.setitem(getattr(norm_configurations, name), table, ())
@@ -380,12 +388,8 @@ def test_what_was_measured_as_clusters_gives_no_row_more_ctas_without_them(archi
 def test_widths_that_clusters_divide_otherwise_are_divided_as_their_lines_say_without_them(architecture):
     limits, cases = ARCHITECTURES[architecture], []
     for (norm, size), entries in norm_configurations._BACKWARD_SIZES_WITHOUT_CLUSTERS.items():
-        dtype, centred = {2: BFLOAT16, 4: FLOAT32}[size], norm == "layer_norm"
         for entry in entries:
-            case = Case(
-                64, entry.vectors * 16 // size, dtype, dtype, dtype, operator=f"{norm}_backward", dy=dtype,
-                dweight=dtype, dbias=dtype if centred else None, rstd=True, mean=centred,
-            )  # fmt: skip
+            case = backward_of_width(norm, OF_BYTES[size], entry.vectors * 16 // size)
             config = case.stages(limits)[0][0].config
             if architecture == 80:  # what an L40S has of shared memory is less
                 taken = (config.ctas_per_row, config.threads_per_row, config.steps, config.stages)
