@@ -140,9 +140,10 @@ def test_every_axis_leads_to_a_symbol_of_its_own():
 ARRAYS = ("dy", "x", "weight", "mean", "rstd", "dresidual", "out", "dweight", "dbias")
 
 
-def general(types, name="rms_norm_backward_wide") -> GeneralSpec:
+def general(types, name="rms_norm_backward_wide", columns=524288) -> GeneralSpec:
     """Return the kernel of a call with arrays of these types."""
-    return GeneralSpec.of(name, {array: types.get(array) for array in ARRAYS})
+    dtypes = {array: types.get(array) for array in ARRAYS}
+    return GeneralSpec.of(name, dispatch.Request("rms_norm_backward", dtypes, columns, False, False))
 
 
 def test_calls_share_a_general_kernel_whatever_arrays_they_have(tmp_path):
@@ -157,12 +158,13 @@ def test_calls_share_a_general_kernel_whatever_arrays_they_have(tmp_path):
 def test_a_general_kernel_has_the_text_of_rows_that_a_call_can_have(tmp_path):
     half = general({"dy": BFLOAT16, "x": BFLOAT16, "dweight": FLOAT32})
     single = general(dict.fromkeys(ARRAYS, FLOAT32))
-    mixed = [
+    others = [
         general({"dy": BFLOAT16, "x": BFLOAT16, array: dtype})
         for array, dtype in (("weight", FLOAT32), ("dresidual", FLOAT16), ("out", FLOAT32), ("x", FLOAT16))
     ]
-    assert [spec.rows for spec in (half, single, *mixed)] == ["half", "float", *["mixed"] * 4]
-    found = [half, single, mixed[0], GeneralSpec(half.name, half.arrays), general({}, "norm_backward_finish")]
+    others += [general({"dy": dtype, "x": dtype}, columns=524284) for dtype in (BFLOAT16, FLOAT32)]
+    assert [spec.rows for spec in (half, single, *others)] == ["half", "float", *["any"] * 6]
+    found = [half, single, others[0], GeneralSpec(half.name, half.arrays), general({}, "norm_backward_finish")]
     found.append(general({"dy": FLOAT32, "x": FLOAT32}, "layer_norm_backward_wide"))
     assert len({key(tmp_path, spec) for spec in found}) == len(found)
     assert len({spec.symbol for spec in found}) == len(found)

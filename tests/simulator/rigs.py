@@ -218,7 +218,7 @@ class Configured:
 
     def specialise(self, request, limits):
         if self.config is None:
-            return tuple((GeneralSpec.of(kernel.symbol, request.dtypes), rule) for kernel, rule in self.static(request))
+            return tuple((GeneralSpec.of(kernel.symbol, request), rule) for kernel, rule in self.static(request))
         assert limits.max_ctas_per_row >= self.config.ctas_per_row, "the device cannot hold a row's CTAs together"
         return reconfigured(FAMILY.specialise(request._replace(operator=self.operator), limits), self.config)
 

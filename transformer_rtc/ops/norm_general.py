@@ -5,12 +5,12 @@ They are compiled when the package is built, or for rows that, with what belongs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from ..dispatch import LaunchRule, Request
-from ..spec import FLOAT32, DType, Field, KernelSpec, Params
+from ..spec import FLOAT32, Field, KernelSpec, Params
 from .norm_kernels import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, REALS, partial_bytes
 from .programs import (
     GEOMETRY,
@@ -80,8 +80,9 @@ _TYPED = {
     "": "trtc::half_rows | trtc::float_rows",
     "half": "trtc::half_rows",
     "float": "trtc::float_rows",
-    "mixed": "0",
+    "any": "0",
 }
+_TYPED_VECTOR = 8  # forward_vector of the kernel's text: rows of one type are whole vectors of so many columns
 
 
 @cache
@@ -155,8 +156,8 @@ class GeneralSpec(KernelSpec):
     arrays : tuple of str
         What its operator has, of what its parameters name.
     rows : str
-        What it has text of its own for: rows of ``"half"`` precision, of ``"float"``, or, of any ``"mixed"`` types,
-        nothing; empty: all, as when it is built, or a kernel in which nothing depends on it.
+        What it has text of its own for: rows of ``"half"`` precision, of ``"float"``, or, beside that for ``"any"``
+        rows, nothing; empty: all, as when it is built, or a kernel in which nothing depends on it.
     """
 
     name: str
@@ -164,15 +165,17 @@ class GeneralSpec(KernelSpec):
     rows: str = ""
 
     @classmethod
-    def of(cls, name: str, dtypes: Mapping[str, DType | None]) -> GeneralSpec:
-        """Return the kernel for arrays of these types; operators that share one ask for the same."""
+    def of(cls, name: str, request: Request) -> GeneralSpec:
+        """Return the kernel for such a call; operators that share one ask for the same."""
         kernel = _kernels()[name]
         named = {field.source.partition(".")[0] for field in kernel.params.fields if "." in field.source}
-        arrays = tuple(array for array in dtypes if array in named)
-        if kernel == _kernels("mixed")[name]:
+        arrays = tuple(array for array in request.dtypes if array in named)
+        if kernel == _kernels("any")[name]:
             return cls(name, arrays)
-        first, *others = {dtypes[array] for array in _TYPED_ARRAYS} - {None}
-        return cls(name, arrays, "mixed" if others else "float" if first is FLOAT32 else "half")
+        first, *others = {request.dtypes[array] for array in _TYPED_ARRAYS} - {None}
+        if others or request.columns % _TYPED_VECTOR:
+            return cls(name, arrays, "any")
+        return cls(name, arrays, "float" if first is FLOAT32 else "half")
 
     @property
     def symbol(self) -> str:

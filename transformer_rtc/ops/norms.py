@@ -105,7 +105,7 @@ class _NormFamily:
         spec = backward_spec(request, limits)
         dweight, dbias = request.dtypes["dweight"], request.dtypes["dbias"]
         if spec is None:
-            return tuple((GeneralSpec.of(symbol, request.dtypes), rule) for symbol, rule in self._general(request))
+            return tuple((GeneralSpec.of(symbol, request), rule) for symbol, rule in self._general(request))
         first = (spec, spec.launch_rule)
         if dweight is None and dbias is None:
             return (first,)
