@@ -158,6 +158,7 @@ def test_sizes_of_well_known_models_are_divided_as_their_lines_say():
     for suffix, table in tables:
         for (norm, size), entries in table.items():
             dtype, centred = OF_BYTES[size], norm == "layer_norm"
+            entries = [entry for entry in entries if entry.clusters is not False]
             assert len({(entry.vectors, entry.alone) for entry in entries}) == len(entries)
             alone = {entry.vectors for entry in entries if entry.alone}
             for entry in entries:
@@ -176,6 +177,14 @@ def test_sizes_of_well_known_models_are_divided_as_their_lines_say():
                 cases.append(case)
     wrong = compile_all(cases, ARCHITECTURES[90])
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", ["_FORWARD", "_BACKWARD", "_FORWARD_SIZES", "_BACKWARD_SIZES"])
+def test_lines_are_in_the_order_of_their_lengths(name):
+    # The first that is long enough is taken.
+    for entries in getattr(norm_configurations, name).values():
+        lengths = [entry.vectors for entry in entries]
+        assert lengths == sorted(lengths)
 
 
 @pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32))
@@ -371,24 +380,24 @@ def test_what_was_measured_as_clusters_gives_no_row_more_ctas_without_them(archi
             for hidden in widths
         }
 
-    entries = norm_configurations._BACKWARD_SIZES[table]
-    assert any(entry.ctas > 1 for entry in entries)
+    sizes, lines = norm_configurations._BACKWARD_SIZES, norm_configurations._BACKWARD
+    entries, anywhere = sizes[table], tuple(entry for entry in lines[table] if not entry.clusters)
+    assert any(entry.ctas > 1 for entry in entries) and anywhere != lines[table]
     exact = configs(entry.vectors * full for entry in entries)
     others = configs(range(full, 132000 // dtype.bytes, 31 * full))
     assert all(exact.values()) and len(others) > 100
-    for name in ("_BACKWARD_SIZES", "_BACKWARD_CLUSTERS"):
-        monkeypatch.setitem(getattr(norm_configurations, name), table, ())
+    monkeypatch.setitem(lines, table, anywhere)
+    assert configs(others) == others
+    monkeypatch.setitem(sizes, table, ())
     for hidden, config in configs(exact).items():
         assert exact[hidden].ctas_per_row <= config.ctas_per_row, hidden
-    monkeypatch.setitem(norm_configurations._BACKWARD_SIZES, table, entries)
-    assert configs(others) == others
 
 
 @pytest.mark.parametrize("architecture", [80, 89])
 def test_widths_that_clusters_divide_otherwise_are_divided_as_their_lines_say_without_them(architecture):
     limits, cases = ARCHITECTURES[architecture], []
-    for (norm, size), entries in norm_configurations._BACKWARD_SIZES_WITHOUT_CLUSTERS.items():
-        for entry in entries:
+    for (norm, size), entries in norm_configurations._BACKWARD_SIZES.items():
+        for entry in (entry for entry in entries if entry.clusters is False):
             case = backward_of_width(norm, OF_BYTES[size], entry.vectors * 16 // size)
             config = case.stages(limits)[0][0].config
             if architecture == 80:  # what an L40S has of shared memory is less

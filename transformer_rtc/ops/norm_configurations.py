@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import NamedTuple
 
 from ..spec import FLOAT32, DeviceLimits, DType
@@ -123,6 +122,8 @@ class _Entry(NamedTuple):
         Likewise: `NormConfig.bulk` and `NormConfig.statistics_ahead`.
     alone : bool
         Whether the line is for rows of one array: those with a residual beside them are faster by another one.
+    clusters : bool or None
+        Whether the device must have clusters, or must have none; None: either.
     """
 
     vectors: int
@@ -136,6 +137,7 @@ class _Entry(NamedTuple):
     bulk: bool = False
     ahead: bool = False
     alone: bool = False
+    clusters: bool | None = None
 
 
 # By the norm and the bytes of the widest element. Each line, unless it says another reason, is the fastest of 10 to 60
@@ -396,16 +398,24 @@ _FORWARD_RESIDUAL = (
     _Entry(32768, 16, 512, 4, in_shared=True),  # 262144: 0.829
 )
 
+# Lines for clusters alone: H100, as in _BACKWARD_SIZES, most at lengths that no table has.
 _BACKWARD = {
     ("rms_norm", 2): (
         _Entry(32, 1, 16, 2, 16, True, 2),  # 256: 0.818
         _Entry(64, 1, 32, 2, 4, True, 3),  # 512: 0.877
         _Entry(128, 1, 32, 4, 4, True, 4),  # 1024: 0.888
         _Entry(256, 1, 64, 4, 2, True, 4),  # 2048: 0.920; by 128 threads 0.864
+        _Entry(448, 1, 224, 2, 1, True, 2, clusters=True),  # 3328: H100 0.942, 0.926
         _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.914
+        _Entry(640, 2, 160, 2, 1, True, 2, clusters=True),  # 4480: H100 0.957, 0.936
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: 0.948
+        _Entry(1280, 4, 96, 4, 1, True, 4, clusters=True),  # 10240: H100 0.937
+        _Entry(1792, 8, 128, 2, 1, True, 2, clusters=True),  # 11264: H100 0.965, 0.938; 13824: 0.962, 0.946
         _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.949
+        _Entry(2880, 8, 192, 2, 1, True, 2, clusters=True),  # 17920: H100 0.963, 0.942
+        _Entry(3840, 16, 128, 2, 1, True, 2, clusters=True),  # 27648: H100 0.958, 0.950
         _Entry(4096, 2, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.943
+        _Entry(4608, 8, 160, 4, 1, True, 4, clusters=True),  # 35840: H100 0.981, 0.942
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 65536: 0.946
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 131072: 0.940
         _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.945
@@ -418,6 +428,7 @@ _BACKWARD = {
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.968
         _Entry(2048, 1, 1024, 2, 1, True, 2),  # 8192: 0.953
         _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.946
+        _Entry(5120, 8, 160, 4, 1, True, 4, clusters=True),  # 17920: H100 0.986, 0.962
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.934; not in bulk 0.902
         _Entry(16384, 8, 512, 4, 1, True, 3),  # 65536: 0.959
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.935
@@ -429,11 +440,21 @@ _BACKWARD = {
         _Entry(128, 1, 32, 4, 4, True, 3),  # 1024: 0.833
         _Entry(256, 1, 128, 2, 1, True, 3),  # 2048: 0.915, with two slots 0.904; ahead 0.881
         _Entry(512, 1, 256, 2, 1, True, 4, bulk=True),  # 4096: 0.907; ahead 0.880
+        _Entry(640, 1, 320, 2, 1, True, 3, bulk=True, clusters=True),  # 4480, 4864: H100 0.967, 0.963
+        _Entry(768, 2, 192, 2, 1, True, 3, clusters=True),  # 5632: H100 0.961, 0.915
         _Entry(768, 1, 384, 2, 1, True, 3, bulk=True),  # 5120: 0.943; ahead 0.898
+        _Entry(1024, 2, 192, 3, 1, True, 3, clusters=True),  # 6912: H100 0.959, 0.919
         _Entry(1024, 1, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 8192: 0.954; by 512 threads 0.921
+        _Entry(1280, 2, 224, 3, 1, True, 3, clusters=True),  # 8960: H100 0.977, 0.892
+        _Entry(1536, 8, 64, 3, 1, True, 3, clusters=True),  # 11008: H100 0.957, 0.881
+        _Entry(1792, 4, 160, 3, 1, True, 3, clusters=True),  # 13824: H100 0.961, 0.878
         _Entry(1792, 1, 448, 4, 1, True, 3, bulk=True, ahead=True),  # 10240: 0.941; by four CTAs 0.840
         _Entry(2048, 4, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 16384: 0.939; four slots 0.882
+        _Entry(2304, 8, 96, 3, 1, True, 3, clusters=True),  # 16896: H100 0.949, 0.906; 17920: 0.947, 0.925
+        _Entry(3072, 8, 96, 4, 1, True, 3, bulk=True, ahead=True, clusters=True),  # 22016, 22528: H100 0.947, 0.951
+        _Entry(3840, 8, 160, 3, 1, True, 3, clusters=True),  # 27648: H100 0.964, 0.954
         _Entry(4096, 8, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 32768: 0.915; not ahead 0.902
+        _Entry(4608, 16, 96, 3, 1, True, 3, clusters=True),  # 35840: H100 0.952, 0.911
         _Entry(6144, 8, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 49152: 0.899
         _Entry(8192, 4, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 65536: 0.934; by a cluster of 8 0.926
         _Entry(16384, 8, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 131072: 0.933; by one of 16 0.891
@@ -447,42 +468,17 @@ _BACKWARD = {
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.942
         _Entry(2048, 4, 128, 4, 1, True, 4, bulk=True),  # 8192: 0.956; not in bulk 0.928
         _Entry(4096, 8, 128, 4, 1, True, 4, bulk=True),  # 16384: 0.961; 0.924
+        _Entry(5120, 8, 160, 4, 1, True, 4, clusters=True),  # 17920: H100 0.983, 0.948
         _Entry(8192, 16, 128, 4, 1, True, 4, bulk=True),  # 32768: 0.925; 0.916
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.950
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.960
         _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.555; 0.473
     ),
 }
-# Before them where there are clusters, in the order of their lengths; most are measured at lengths that no table has.
-# H100: as in _BACKWARD_SIZES.
-_BACKWARD_CLUSTERS: dict[tuple[str, int], tuple[_Entry, ...]] = {
-    ("rms_norm", 2): (
-        _Entry(448, 1, 224, 2, 1, True, 2),  # 3328: H100 0.942, 0.926
-        _Entry(640, 2, 160, 2, 1, True, 2),  # 4480: H100 0.957, 0.936
-        _Entry(1280, 4, 96, 4, 1, True, 4),  # 10240: H100 0.937
-        _Entry(1792, 8, 128, 2, 1, True, 2),  # 11264: H100 0.965, 0.938; 13824: 0.962, 0.946
-        _Entry(2880, 8, 192, 2, 1, True, 2),  # 17920: H100 0.963, 0.942
-        _Entry(3840, 16, 128, 2, 1, True, 2),  # 27648: H100 0.958, 0.950
-        _Entry(4608, 8, 160, 4, 1, True, 4),  # 35840: H100 0.981, 0.942
-    ),
-    ("rms_norm", 4): (_Entry(5120, 8, 160, 4, 1, True, 4),),  # 17920: H100 0.986, 0.962
-    ("layer_norm", 2): (
-        _Entry(640, 1, 320, 2, 1, True, 3, bulk=True),  # 4480, 4864: H100 0.967, 0.963
-        _Entry(768, 2, 192, 2, 1, True, 3),  # 5632: H100 0.961, 0.915
-        _Entry(1024, 2, 192, 3, 1, True, 3),  # 6912: H100 0.959, 0.919
-        _Entry(1280, 2, 224, 3, 1, True, 3),  # 8960: H100 0.977, 0.892
-        _Entry(1536, 8, 64, 3, 1, True, 3),  # 11008: H100 0.957, 0.881
-        _Entry(1792, 4, 160, 3, 1, True, 3),  # 13824: H100 0.961, 0.878
-        _Entry(2304, 8, 96, 3, 1, True, 3),  # 16896: H100 0.949, 0.906; 17920: 0.947, 0.925
-        _Entry(3072, 8, 96, 4, 1, True, 3, bulk=True, ahead=True),  # 22016, 22528: H100 0.947, 0.951
-        _Entry(3840, 8, 160, 3, 1, True, 3),  # 27648: H100 0.964, 0.954
-        _Entry(4608, 16, 96, 3, 1, True, 3),  # 35840: H100 0.952, 0.911
-    ),
-    ("layer_norm", 4): (_Entry(5120, 8, 160, 4, 1, True, 4),),  # 17920: H100 0.983, 0.948
-}
 # As _FORWARD_SIZES. H100: the ratio on one, beside that of what was taken before; the best of up to 52 divisions that
 # are about as fast as that, or faster, for 16 and 128 rows in a graph and where the L2 holds all rows, as if the memory
-# had more bandwidth (at worst, of 5376, 4096 and float32 8192, 4 to 6 % behind in one of the three).
+# had more bandwidth (at worst, of 5376, 4096 and float32 8192, 4 to 6 % behind in one of the three). Lines for where
+# there are no clusters: H200, where several CTAs were one.
 _BACKWARD_SIZES = {
     ("rms_norm", 2): (
         _Entry(32, 1, 16, 2, 8, True, 2),  # 256: 0.839, 0.818
@@ -498,6 +494,7 @@ _BACKWARD_SIZES = {
         _Entry(640, 4, 96, 2, 1, True, 2),  # 5120: H100 0.958, 0.937
         _Entry(896, 8, 64, 2, 1, True, 4),  # 7168: H100 0.946, 0.929
         _Entry(1024, 1, 352, 3, 1, True, 4),  # 8192: H100 0.992, 0.966
+        _Entry(1152, 1, 288, 4, 1, True, 4, clusters=False),  # 9216: 0.971, 0.846
         _Entry(1152, 2, 160, 4, 1, True, 4),  # 9216: H100 0.968, 0.940
         _Entry(1280, 8, 64, 3, 1, True, 3),  # 10240: H100 0.959, 0.949
         _Entry(1536, 8, 64, 3, 1, True, 3),  # 12288: H100 0.948, 0.935
@@ -548,13 +545,16 @@ _BACKWARD_SIZES = {
         _Entry(360, 1, 192, 2, 1, True, 3, bulk=True, ahead=True),  # 2880: H100 0.935, 0.893
         _Entry(384, 2, 96, 2, 1, True, 2),  # 3072: H100 0.945, 0.931
         _Entry(448, 1, 224, 2, 1, True, 3),  # 3584: H100 0.970, 0.943
+        _Entry(480, 1, 160, 3, 1, True, 4, clusters=False),  # 3840: 0.932, 0.891
         _Entry(480, 2, 128, 2, 1, True, 3),  # 3840: H100 0.959, 0.959
         # 4096: on an H100 0.947, by one CTA of 128 threads 0.923, which has 16, 128 and 512 rows in 5.9, 7.8 and 11.8
         # us in a graph instead of 4.0, 6.5 and 10.2
         _Entry(512, 4, 64, 2, 1, True, 4),
+        _Entry(576, 1, 160, 4, 1, True, 3, clusters=False),  # 4608: 0.938, 0.924
         _Entry(576, 2, 160, 2, 1, True, 3),  # 4608: H100 0.960, 0.907
         # 5120: on an H100 0.958, 0.929; 16, 128 and 512 rows take 5.0, 6.9 and 11.5 us, else 6.0, 8.2 and 12.5
         _Entry(640, 2, 160, 2, 1, True, 3),
+        _Entry(672, 1, 224, 3, 1, True, 4, clusters=False),  # 5376: 0.934, 0.780
         _Entry(672, 2, 96, 4, 1, True, 3),  # 5376: H100 0.955, 0.920
         _Entry(768, 4, 96, 2, 1, True, 3, bulk=True, ahead=True),  # 6144: H100 0.950, 0.935
         _Entry(896, 1, 448, 2, 1, True, 3),  # 7168: H100 0.978, 0.927
@@ -569,6 +569,7 @@ _BACKWARD_SIZES = {
         _Entry(2048, 8, 64, 4, 1, True, 3),  # 16384: H100 0.952, 0.935
         _Entry(2176, 2, 384, 3, 1, True, 4, bulk=True, ahead=True),  # 17408: 0.869, 0.677
         _Entry(2304, 8, 96, 3, 1, True, 3, bulk=True, ahead=True),  # 18432: 0.904, 0.738
+        _Entry(2560, 2, 320, 4, 1, True, 3, ahead=True, clusters=False),  # 20480: 0.875, 0.826
         _Entry(2560, 4, 160, 4, 1, True, 4),  # 20480: H100 0.984, 0.942
         _Entry(3072, 8, 96, 4, 1, True, 2),  # 24576: H100 0.957, 0.938
         _Entry(4096, 16, 96, 3, 1, True, 3, bulk=True, ahead=True),  # 32768: H100 0.952, 0.946
@@ -592,12 +593,15 @@ _BACKWARD_SIZES = {
         _Entry(2048, 2, 256, 4, 1, True, 4),  # 8192: H100 0.997, 0.945
         _Entry(2304, 4, 160, 4, 1, True, 3, bulk=True),  # 9216: 0.958, 0.819
         _Entry(2560, 4, 320, 2, 1, True, 4, bulk=True),  # 10240: 0.933, 0.876
+        _Entry(3200, 4, 288, 3, 1, True, 4, clusters=False),  # 12800: 0.969, 0.852
         _Entry(3200, 8, 160, 3, 1, True, 4),  # 12800: H100 0.987, 0.949
         _Entry(3584, 8, 128, 4, 1, True, 4),  # 14336: H100 0.966, 0.947
         _Entry(4096, 4, 256, 4, 1, True, 4),  # 16384: H100 0.980, 0.946
         _Entry(4352, 16, 96, 3, 1, True, 4, bulk=True),  # 17408: 0.944, 0.805
         _Entry(4608, 16, 96, 3, 1, True, 4, bulk=True),  # 18432: 0.945, 0.797
+        _Entry(5120, 8, 320, 2, 1, True, 4, clusters=False),  # 20480: 0.930, 0.853
         _Entry(6144, 8, 192, 4, 1, True, 2, bulk=True, ahead=True),  # 24576: H100 0.969, 0.945
+        _Entry(6400, 8, 288, 3, 1, True, 4, clusters=False),  # 25600: 0.953, 0.828
         _Entry(6400, 16, 160, 3, 1, True, 4),  # 25600: H100 0.971, 0.956
         _Entry(7168, 8, 224, 4, 1, True, 2),  # 28672: H100 0.970, 0.955
         _Entry(7680, 8, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 30720: H100 0.965, 0.951
@@ -606,21 +610,6 @@ _BACKWARD_SIZES = {
         _Entry(10240, 16, 224, 3, 1, True, 4),  # 40960: H100 0.987, 0.952
         _Entry(12288, 16, 192, 4, 1, True, 2, bulk=True, ahead=True),  # 49152: H100 0.973, 0.959
         _Entry(16384, 16, 256, 4, 1, True, 4, ahead=True),  # 65536: 0.965, 0.950
-    ),
-}
-# Of these, widths that clusters divide otherwise, where there are none; on an H200, where several CTAs were a cluster.
-_BACKWARD_SIZES_WITHOUT_CLUSTERS = {
-    ("rms_norm", 2): (_Entry(1152, 1, 288, 4, 1, True, 4),),  # 9216: 0.971, 0.846
-    ("layer_norm", 2): (
-        _Entry(480, 1, 160, 3, 1, True, 4),  # 3840: 0.932, 0.891
-        _Entry(576, 1, 160, 4, 1, True, 3),  # 4608: 0.938, 0.924
-        _Entry(672, 1, 224, 3, 1, True, 4),  # 5376: 0.934, 0.780
-        _Entry(2560, 2, 320, 4, 1, True, 3, ahead=True),  # 20480: 0.875, 0.826
-    ),
-    ("layer_norm", 4): (
-        _Entry(3200, 4, 288, 3, 1, True, 4),  # 12800: 0.969, 0.852
-        _Entry(5120, 8, 320, 2, 1, True, 4),  # 20480: 0.930, 0.853
-        _Entry(6400, 8, 288, 3, 1, True, 4),  # 25600: 0.953, 0.828
     ),
 }
 # Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.89 and 0.90, LayerNorm 0.80 and 0.77; float32: RMSNorm 0.92 and 0.92,
@@ -912,14 +901,15 @@ def configure_backward(
         return slots + config.reserved_shared <= limits.shared_memory_per_cta
 
     table = norm, division.bytes
-    exact = division.exactly(_BACKWARD_SIZES[table])
-    entries = _BACKWARD[table]
-    if _has_clusters(limits):
-        entries = tuple(sorted((*_BACKWARD_CLUSTERS[table], *entries), key=attrgetter("vectors")))
-    else:
+    clusters = _has_clusters(limits)
+    exact, entries = (
+        tuple(entry for entry in lines[table] if entry.clusters in (None, clusters))
+        for lines in (_BACKWARD_SIZES, _BACKWARD)
+    )
+    exact = division.exactly(exact)
+    if not clusters:
         # Several CTAs were measured as clusters: where they meet in global memory, no more than other lines say.
         most = next((entry.ctas for entry in entries if division.vectors <= entry.vectors), 1)
-        exact = (*division.exactly(_BACKWARD_SIZES_WITHOUT_CLUSTERS.get(table, ())), *exact)
         exact = tuple(entry for entry in exact if entry.ctas <= most)
     uneven = division.uneven("backward", _RAGGED_BACKWARD[division.bytes], (_UNEVEN_BACKWARD[division.bytes],))
     return _choose((*uneven, *exact, *entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
