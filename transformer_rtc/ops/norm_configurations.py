@@ -773,15 +773,14 @@ def _choose(
     """Return the first configuration that holds the row; without clusters, rather one CTA than several."""
     clusters = _has_clusters(limits)
     most_ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
-    # One slot, to which nothing comes while a row is worked on, only where more CTAs do not help; without clusters one
+    # One slot, to which nothing comes while a row is worked on, only where other lines do not help; without clusters one
     # CTA with it comes before several.
     passes = (2, least_stages) if least_stages < 2 else (least_stages,)
     for several, least in itertools.product((True,) if clusters else (False, True), passes):
         for entry in entries:
             if division.vectors > entry.vectors or entry.ctas > (most_ctas if several else 1):
                 continue
-            least_of_entry = least if clusters or entry.ctas > 1 else least_stages
-            for stages in range(entry.stages, min(entry.stages, least_of_entry) - 1, -1):
+            for stages in range(entry.stages, min(entry.stages, least) - 1, -1):
                 config = division.config(entry._replace(stages=stages), limits)
                 if config.most_columns * entry.ctas >= division.hidden and fits(config):
                     return config
