@@ -636,6 +636,7 @@ _BACKWARD_ELSEWHERE = (
     _Entry(1024, 1, 512, 2, 1, True, 3),
     _Entry(2048, 1, 1024, 2, 1, True, 2),
     _Entry(4096, 4, 512, 2, 1, True, 3),
+    _Entry(4096, 2, 512, 4, 1, True, 2),  # where no more are resident together
     _Entry(8192, 8, 512, 2, 1, True, 3),
     _Entry(16384, 16, 512, 2, 1, True, 2),
     _Entry(32768, 16, 1024, 2, 1, True, 1),
