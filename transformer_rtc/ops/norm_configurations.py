@@ -158,7 +158,8 @@ _FORWARD = {
         _Entry(4096, 1, 1024, 4, in_shared=True),  # 32768: 0.971
         _Entry(8192, 4, 512, 4, in_shared=True),  # 65536: 0.965
         _Entry(16384, 4, 512, 8, in_shared=True),  # 131072: 0.972; in turn 0.937
-        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 262144: 0.932; without turns 0.881
+        _Entry(32768, 16, 256, 8, in_shared=True),  # 262144, 196608: H100 0.997, 0.993; as the next line 0.951, 0.946
+        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # clusters of 8 at most; 262144: 0.932
     ),
     ("rms_norm", 4): (
         _Entry(32, 1, 32, 1, 8),
@@ -171,7 +172,9 @@ _FORWARD = {
         _Entry(4096, 1, 1024, 4, in_shared=True),  # 16384: 0.972
         _Entry(8192, 4, 512, 4, in_shared=True),  # 32768: 0.980
         _Entry(16384, 8, 512, 4, in_shared=True, together=2),  # 65536: 0.976; in turn 0.949
-        _Entry(32768, 16, 256, 8, in_shared=True, together=2),  # 131072: 0.952; in turn 0.950, and 98304: 0.960, 0.918
+        # 131072: H100 0.996, 16 rows take 6.9 us in a graph; two rows together 0.995, 7.5
+        _Entry(32768, 16, 256, 8, in_shared=True),
+        _Entry(49152, 16, 512, 8, in_shared=True),  # 163840, 196608: H100 0.987, 0.989; in turn 0.953, 0.960
         _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.917; without turns 0.817
     ),
     ("layer_norm", 2): (
@@ -229,7 +232,6 @@ _FORWARD_SIZES = {
         _Entry(6144, 4, 256, 6, in_shared=True),  # 49152: 0.958, 0.917
         _Entry(7168, 4, 256, 7, in_shared=True),  # 57344: 0.958, 0.897
         _Entry(12288, 8, 256, 6, in_shared=True),  # 98304: 0.924, 0.870
-        _Entry(24576, 8, 1024, 3, in_shared=True, stages=3),  # 196608: 0.855, 0.840
     ),
     ("rms_norm", 4): (
         _Entry(1024, 1, 512, 2),  # 4096: 0.974, 0.960, of a run of their own
@@ -360,12 +362,14 @@ _RAGGED_FORWARD = {
         *_RAGGED_ELSEWHERE,
     ),
 }
-# In the place of the lines of as many vectors where clusters do not take rows together: a ring hides the exchange of a
-# cooperative grid. Only float32 has such lines.
+# In the place of the lines of as many vectors without clusters, where a ring hides the exchange of a cooperative grid,
+# and for rows that are no whole vectors.
 _FORWARD_IN_TURN = {
+    ("rms_norm", 2): (_Entry(32768, 8, 1024, 4, in_shared=True, stages=3),),
     ("rms_norm", 4): (
         _Entry(16384, 8, 1024, 2, in_shared=True, stages=4),
         _Entry(32768, 16, 1024, 2, in_shared=True, stages=4, bulk=True),
+        _Entry(49152, 16, 1024, 4, in_shared=True, stages=3),
     ),
     ("layer_norm", 4): (
         _Entry(8192, 2, 1024, 4, in_shared=True, stages=3),
