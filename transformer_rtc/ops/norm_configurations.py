@@ -413,14 +413,18 @@ _BACKWARD = {
         _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.914
         _Entry(640, 2, 160, 2, 1, True, 2, clusters=True),  # 4480: H100 0.957, 0.936
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: 0.948
-        _Entry(1280, 4, 96, 4, 1, True, 4, clusters=True),  # 10240: H100 0.937
+        _Entry(1280, 2, 160, 4, 1, True, 4, clusters=True),  # 8704: H100 0.995, 0.970; 9000: 0.933, 0.885
         _Entry(1792, 8, 128, 2, 1, True, 2, clusters=True),  # 11264: H100 0.965, 0.938; 13824: 0.962, 0.946
         _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.949
         _Entry(2880, 8, 192, 2, 1, True, 2, clusters=True),  # 17920: H100 0.963, 0.942
+        _Entry(3072, 16, 96, 2, 1, True, 2, clusters=True),  # 23552: H100 0.953, 0.951
+        _Entry(3456, 8, 128, 4, 1, True, 4, clusters=True),  # 25088: H100 0.966, 0.933; 27648: 0.960, 0.958
         _Entry(3840, 16, 128, 2, 1, True, 2, clusters=True),  # 27648: H100 0.958, 0.950
         _Entry(4096, 2, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.943
         _Entry(4608, 8, 160, 4, 1, True, 4, clusters=True),  # 35840: H100 0.981, 0.942
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 65536: 0.946
+        _Entry(12288, 8, 384, 4, 1, True, 4, clusters=True),  # 69632: H100 0.972, 0.948; 96000: 0.957, 0.954
+        _Entry(15360, 8, 512, 4, 1, True, 3, bulk=True, clusters=True),  # 114688: H100 0.956, 0.940
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 131072: 0.940
         _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.945
     ),
@@ -430,10 +434,14 @@ _BACKWARD = {
         _Entry(256, 1, 128, 2, 2, True, 4),  # 1024: 0.886
         _Entry(512, 1, 128, 4, 2, True, 4),  # 2048: 0.922
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.968
+        _Entry(1792, 1, 1024, 2, 1, True, 2, clusters=True),  # 6656: H100 0.979; as the next line has it 0.956
+        _Entry(2048, 2, 256, 4, 1, True, 4, clusters=True),  # 7424, 7936: H100 0.993, 0.993; 0.956, 0.962
         _Entry(2048, 1, 1024, 2, 1, True, 2),  # 8192: 0.953
+        _Entry(2304, 2, 320, 4, 1, True, 4, clusters=True),  # 8208, 8704: H100 0.980, 0.984; 0.924, 0.954
         _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.946
         _Entry(5120, 8, 160, 4, 1, True, 4, clusters=True),  # 17920: H100 0.986, 0.962
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.934; not in bulk 0.902
+        _Entry(9216, 8, 288, 4, 1, True, 4, bulk=True, clusters=True),  # 33000, 35840: H100 0.994, 0.999; 0.953, 0.963
         _Entry(16384, 8, 512, 4, 1, True, 3),  # 65536: 0.959
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.935
         _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.562; 0.498
@@ -461,6 +469,9 @@ _BACKWARD = {
         _Entry(4608, 16, 96, 3, 1, True, 3, clusters=True),  # 35840: H100 0.952, 0.911
         _Entry(6144, 8, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 49152: 0.899
         _Entry(8192, 4, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 65536: 0.934; by a cluster of 8 0.926
+        # 65544, 69632: H100 0.924, 0.979; 0.830, 0.868
+        _Entry(9216, 8, 288, 4, 1, True, 4, bulk=True, ahead=True, clusters=True),
+        _Entry(12288, 8, 384, 4, 1, True, 3, clusters=True),  # 81920: H100 0.968, 0.918; 96000: 0.961, 0.953
         _Entry(16384, 8, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 131072: 0.933; by one of 16 0.891
         _Entry(32768, 16, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 262144: 0.893; not ahead 0.791
     ),
@@ -470,11 +481,16 @@ _BACKWARD = {
         _Entry(256, 1, 64, 4, 2, True, 4),  # 1024: 0.889
         _Entry(512, 1, 128, 4, 1, True, 1),  # 2048: 0.918
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.942
+        _Entry(1120, 2, 160, 4, 1, True, 4, clusters=True),  # 4112, 4480: H100 0.969, 0.992; 0.930, 0.964
         _Entry(2048, 4, 128, 4, 1, True, 4, bulk=True),  # 8192: 0.956; not in bulk 0.928
+        # 8208, 9216: H100 0.989, 1.001; 0.929, 0.952. But 16 rows take 6.0 us in a graph instead of 5.3
+        _Entry(2304, 2, 320, 4, 1, True, 4, bulk=True, clusters=True),
         _Entry(4096, 8, 128, 4, 1, True, 4, bulk=True),  # 16384: 0.961; 0.924
         _Entry(5120, 8, 160, 4, 1, True, 4, clusters=True),  # 17920: H100 0.983, 0.948
         _Entry(8192, 16, 128, 4, 1, True, 4, bulk=True),  # 32768: 0.925; 0.916
+        _Entry(9216, 8, 288, 4, 1, True, 4, clusters=True),  # 33000, 36864: H100 0.957, 0.991; 0.934, 0.956
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.950
+        _Entry(28672, 16, 512, 4, 1, True, 3, bulk=True, clusters=True),  # 98304: H100 0.970, 0.955
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.960
         _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.555; 0.473
     ),
@@ -515,6 +531,7 @@ _BACKWARD_SIZES = {
         _Entry(6144, 16, 192, 2, 1, True, 2),  # 49152: H100 0.958, 0.924
         _Entry(7168, 8, 224, 4, 1, True, 3, bulk=True),  # 57344: 0.923, 0.912
         _Entry(8192, 8, 256, 4, 1, True, 4, bulk=True),  # 65536: H100 0.973, 0.937
+        _Entry(16384, 16, 256, 4, 1, True, 3),  # 131072: H100 0.947, 0.936
     ),
     ("rms_norm", 4): (
         _Entry(192, 1, 192, 1, 2, True, 3),  # 768: 0.945, 0.846
@@ -595,14 +612,14 @@ _BACKWARD_SIZES = {
         _Entry(1280, 8, 64, 3, 1, True, 3),  # 5120: H100 0.964, 0.944
         _Entry(1344, 2, 224, 3, 1, True, 4, bulk=True),  # 5376: 0.976, 0.935
         _Entry(2048, 2, 256, 4, 1, True, 4),  # 8192: H100 0.997, 0.945
-        _Entry(2304, 4, 160, 4, 1, True, 3, bulk=True),  # 9216: 0.958, 0.819
+        _Entry(2304, 4, 160, 4, 1, True, 3, bulk=True, clusters=False),  # 9216: 0.958, 0.819
         _Entry(2560, 4, 320, 2, 1, True, 4, bulk=True),  # 10240: 0.933, 0.876
         _Entry(3200, 4, 288, 3, 1, True, 4, clusters=False),  # 12800: 0.969, 0.852
         _Entry(3200, 8, 160, 3, 1, True, 4),  # 12800: H100 0.987, 0.949
         _Entry(3584, 8, 128, 4, 1, True, 4),  # 14336: H100 0.966, 0.947
         _Entry(4096, 4, 256, 4, 1, True, 4),  # 16384: H100 0.980, 0.946
         _Entry(4352, 16, 96, 3, 1, True, 4, bulk=True),  # 17408: 0.944, 0.805
-        _Entry(4608, 16, 96, 3, 1, True, 4, bulk=True),  # 18432: 0.945, 0.797
+        _Entry(4608, 4, 288, 4, 1, True, 4),  # 18432: H100 0.997, 0.944
         _Entry(5120, 8, 320, 2, 1, True, 4, clusters=False),  # 20480: 0.930, 0.853
         _Entry(6144, 8, 192, 4, 1, True, 2, bulk=True, ahead=True),  # 24576: H100 0.969, 0.945
         _Entry(6400, 8, 288, 3, 1, True, 4, clusters=False),  # 25600: 0.953, 0.828
@@ -610,7 +627,6 @@ _BACKWARD_SIZES = {
         _Entry(7168, 8, 224, 4, 1, True, 2),  # 28672: H100 0.970, 0.955
         _Entry(7680, 8, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 30720: H100 0.965, 0.951
         _Entry(8192, 8, 256, 4, 1, True, 4),  # 32768: H100 0.979, 0.948
-        _Entry(9216, 16, 160, 4, 1, True, 3, bulk=True),  # 36864: 0.933, 0.910
         _Entry(10240, 16, 224, 3, 1, True, 4),  # 40960: H100 0.987, 0.952
         _Entry(12288, 16, 192, 4, 1, True, 2, bulk=True, ahead=True),  # 49152: H100 0.973, 0.959
         _Entry(16384, 16, 256, 4, 1, True, 4, ahead=True),  # 65536: 0.965, 0.950
@@ -778,8 +794,8 @@ def _choose(
     """Return the first configuration that holds the row; without clusters, rather one CTA than several."""
     clusters = _has_clusters(limits)
     most_ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
-    # One slot, to which nothing comes while a row is worked on, only where other lines do not help; without clusters one
-    # CTA with it comes before several.
+    # One slot, to which nothing comes while a row is worked on, only where other lines do not help; without clusters
+    # one CTA with it comes before several.
     passes = (2, least_stages) if least_stages < 2 else (least_stages,)
     for several, least in itertools.product((True,) if clusters else (False, True), passes):
         for entry in entries:
