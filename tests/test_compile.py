@@ -187,6 +187,32 @@ def test_lines_are_in_the_order_of_their_lengths(name):
         assert lengths == sorted(lengths)
 
 
+def test_rows_of_backward_of_other_sizes_are_divided_as_the_next_longer_line_says():
+    limits, cases = ARCHITECTURES[90], []
+    for (norm, size), lines in norm_configurations._BACKWARD.items():
+        alone = {entry.vectors for entry in norm_configurations._BACKWARD_SIZES[norm, size]}
+        for vectors in {entry.vectors for entry in lines}:
+            entry = next(entry for entry in lines if entry.vectors == vectors)
+            case = backward_of_width(norm, OF_BYTES[size], (vectors - (vectors in alone)) * 16 // size)
+            config = case.stages(limits)[0][0].config
+            taken = (config.ctas_per_row, config.steps, config.stages, config.bulk, config.statistics_ahead)
+            assert taken == (entry.ctas, entry.steps, entry.stages, entry.bulk, entry.ahead), case.name
+            cases.append(case)
+    wrong = compile_all(cases, limits)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_longest_rows_of_every_line_of_forward_spill_nothing():
+    cases = [
+        Case(64, entry.vectors * 16 // size - less, OF_BYTES[size], OF_BYTES[size], OF_BYTES[size], operator=norm)
+        for (norm, size), lines in norm_configurations._FORWARD.items()
+        for entry in lines
+        for less in (0, 16 // size)
+    ]
+    wrong = compile_all(cases, ARCHITECTURES[90])
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32))
 def test_layer_norm_of_a_size_that_no_line_has_fills_its_ctas(dtype, rng):
     limits, one = ARCHITECTURES[90], norm_configurations._MOST_VECTORS_OF_ONE
