@@ -123,7 +123,8 @@ class _Entry(NamedTuple):
     alone : bool
         Whether the line is for rows of one array: those with a residual beside them are faster by another one.
     clusters : bool or None
-        Whether the device must have clusters, or must have none; None: either.
+        Whether the line is only for devices that have clusters, or only for others, to which forward counts rows that
+        are no whole vectors; None: for both.
     """
 
     vectors: int
@@ -145,7 +146,8 @@ class _Entry(NamedTuple):
 # and writes of the same run. What decides: few elements of a thread leave registers for more rows in flight, many make
 # reductions cheap; a row in shared memory is in flight without registers; from some length on, the CTAs of a cluster
 # are held up by each other unless they take rows in turn; and two long rows together read and unpack weight and bias
-# once, which are as many bytes as a row and its y.
+# once, which are as many bytes as a row and its y. Lines for where there are no clusters: a ring hides the exchange of
+# a cooperative grid.
 _FORWARD = {
     ("rms_norm", 2): (
         _Entry(32, 1, 16, 2, 8, True, 4),  # 256: 1.025; without turns 0.989
@@ -158,8 +160,9 @@ _FORWARD = {
         _Entry(4096, 1, 1024, 4, in_shared=True),  # 32768: 0.971
         _Entry(8192, 4, 512, 4, in_shared=True),  # 65536: 0.965
         _Entry(16384, 4, 512, 8, in_shared=True),  # 131072: 0.972; in turn 0.937
-        _Entry(32768, 16, 256, 8, in_shared=True),  # 262144, 196608: H100 0.997, 0.993; as the next line 0.951, 0.946
-        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # clusters of 8 at most; 262144: 0.932
+        # 262144, 196608: H100 0.997, 0.993; as the next line 0.951, 0.946
+        _Entry(32768, 16, 256, 8, in_shared=True, clusters=True),
+        _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # clusters of 8 at most, or none; 262144: 0.932
     ),
     ("rms_norm", 4): (
         _Entry(32, 1, 32, 1, 8),
@@ -171,10 +174,13 @@ _FORWARD = {
         _Entry(2048, 1, 512, 4, in_shared=True),  # 8192: 0.965
         _Entry(4096, 1, 1024, 4, in_shared=True),  # 16384: 0.972
         _Entry(8192, 4, 512, 4, in_shared=True),  # 32768: 0.980
-        _Entry(16384, 8, 512, 4, in_shared=True, together=2),  # 65536: 0.976; in turn 0.949
+        _Entry(16384, 8, 512, 4, in_shared=True, together=2, clusters=True),  # 65536: 0.976; in turn 0.949
+        _Entry(16384, 8, 1024, 2, in_shared=True, stages=4, clusters=False),
         # 131072: H100 0.996, 16 rows take 6.9 us in a graph; two rows together 0.995, 7.5
-        _Entry(32768, 16, 256, 8, in_shared=True),
-        _Entry(49152, 16, 512, 8, in_shared=True),  # 163840, 196608: H100 0.987, 0.989; in turn 0.953, 0.960
+        _Entry(32768, 16, 256, 8, in_shared=True, clusters=True),
+        _Entry(32768, 16, 1024, 2, in_shared=True, stages=4, bulk=True, clusters=False),
+        # 163840, 196608: H100 0.987, 0.989; in turn 0.953, 0.960
+        _Entry(49152, 16, 512, 8, in_shared=True, clusters=True),
         _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.917; without turns 0.817
     ),
     ("layer_norm", 2): (
@@ -206,11 +212,17 @@ _FORWARD = {
         _Entry(1024, 1, 256, 4, in_shared=True),  # with a residual: 1.006, in registers 0.956
         _Entry(2048, 1, 256, 8, in_shared=True),  # 8192: 0.974
         _Entry(4096, 2, 256, 8, in_shared=True),  # 16384: 0.983
-        _Entry(8192, 8, 128, 8, in_shared=True),  # 32768: 0.968; in turn 0.912
-        _Entry(16384, 8, 256, 8, in_shared=True, together=2),  # 65536: 0.945; in turn 0.920, one row 0.908
-        _Entry(18432, 8, 288, 8, in_shared=True, together=2),  # 73728: 0.937; in turn 0.900
+        _Entry(8192, 8, 128, 8, in_shared=True, clusters=True),  # 32768: 0.968; in turn 0.912
+        _Entry(8192, 2, 1024, 4, in_shared=True, stages=3, clusters=False),
+        # 65536: 0.945; in turn 0.920, one row 0.908
+        _Entry(16384, 8, 256, 8, in_shared=True, together=2, clusters=True),
+        _Entry(16384, 4, 1024, 4, in_shared=True, stages=3, clusters=False),
+        _Entry(18432, 8, 288, 8, in_shared=True, together=2, clusters=True),  # 73728: 0.937; in turn 0.900
+        _Entry(18432, 8, 1024, 4, in_shared=True, stages=3, clusters=False),
         _Entry(32768, 8, 1024, 4, in_shared=True, stages=3),  # 131072: 0.925; without turns 0.883
-        _Entry(36864, 16, 288, 8, in_shared=True, together=2),  # 135168: 0.839, 139264: 0.846; in turn 0.779, 0.876
+        # 135168: 0.839, 139264: 0.846; in turn 0.779, 0.876
+        _Entry(36864, 16, 288, 8, in_shared=True, together=2, clusters=True),
+        _Entry(36864, 16, 1024, 4, in_shared=True, stages=3, clusters=False),
         _Entry(65536, 16, 1024, 4, in_shared=True, stages=3),  # 262144: 0.938; without turns 0.788
     ),
 }
@@ -360,22 +372,6 @@ _RAGGED_FORWARD = {
         _Entry(12600, 8, 512, 7, 1, True, 2),  # 60001: 0.64, by four 0.47; 65537: 0.66
         _Entry(25600, 16, 512, 7, 1, True, 2),  # 131071: 0.55, by eight 0.35; 200001: 0.41
         *_RAGGED_ELSEWHERE,
-    ),
-}
-# In the place of the lines of as many vectors without clusters, where a ring hides the exchange of a cooperative grid,
-# and for rows that are no whole vectors.
-_FORWARD_IN_TURN = {
-    ("rms_norm", 2): (_Entry(32768, 8, 1024, 4, in_shared=True, stages=3),),
-    ("rms_norm", 4): (
-        _Entry(16384, 8, 1024, 2, in_shared=True, stages=4),
-        _Entry(32768, 16, 1024, 2, in_shared=True, stages=4, bulk=True),
-        _Entry(49152, 16, 1024, 4, in_shared=True, stages=3),
-    ),
-    ("layer_norm", 4): (
-        _Entry(8192, 2, 1024, 4, in_shared=True, stages=3),
-        _Entry(16384, 4, 1024, 4, in_shared=True, stages=3),
-        _Entry(18432, 8, 1024, 4, in_shared=True, stages=3),
-        _Entry(36864, 16, 1024, 4, in_shared=True, stages=3),
     ),
 }
 _UNEVEN_FORWARD = (
@@ -785,6 +781,11 @@ def _has_clusters(limits: DeviceLimits) -> bool:
     return limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
 
 
+def _lines(table: Sequence[_Entry], clusters: bool) -> tuple[_Entry, ...]:
+    """Return the lines that hold where there are clusters, or where there are none."""
+    return tuple(entry for entry in table if entry.clusters in (None, clusters))
+
+
 def _choose(
     entries: Sequence[_Entry],
     division: _Division,
@@ -849,10 +850,7 @@ def configure(
     # RMSNorm with a bias has as much to hold as LayerNorm (as without one: float32, 16384: 0.73, bfloat16, 65536: 0.82;
     # by divisions of LayerNorm 0.97).
     table = ("layer_norm" if len(columns) > 1 else norm), division.bytes
-    general = _FORWARD[table]
-    if hidden % division.full or not _has_clusters(limits):
-        instead = {entry.vectors: entry for entry in _FORWARD_IN_TURN.get(table, ())}
-        general = tuple(instead.get(entry.vectors, entry) for entry in general)
+    general = _lines(_FORWARD[table], _has_clusters(limits) and hidden % division.full == 0)
     # A row of two arrays is as much in flight as two rows, and one whose y is wider nearly so (bfloat16 to float32, 14
     # sizes of 20000 to 131072: 0.71 to 0.92, in pairs up to 0.09 less and never more).
     pairs = in_turn and len(rows) == 1 and output.bytes <= held.bytes and hidden % division.full == 0
@@ -923,11 +921,8 @@ def configure_backward(
 
     table = norm, division.bytes
     clusters = _has_clusters(limits)
-    exact, entries = (
-        tuple(entry for entry in lines[table] if entry.clusters in (None, clusters))
-        for lines in (_BACKWARD_SIZES, _BACKWARD)
-    )
-    exact = division.exactly(exact)
+    exact = division.exactly(_lines(_BACKWARD_SIZES[table], clusters))
+    entries = _lines(_BACKWARD[table], clusters)
     if not clusters:
         # Several CTAs were measured as clusters: where they meet in global memory, no more than other lines say.
         most = next((entry.ctas for entry in entries if division.vectors <= entry.vectors), 1)
