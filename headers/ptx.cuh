@@ -479,14 +479,21 @@ TRTC_DEVICE void store_relaxed_global(float* address, float value) {
 }
 
 // ---- Between launches ------------------------------------------------------------------------------------------------
-// Programmatic dependent launch (sm_90 and newer): a launch may begin when the CTAs of the one before it on the stream
-// are leaving. Here it waits until that has ended and what it wrote is there: every kernel's first statement, before any
-// access to global memory. None lets the next one begin before it leaves: where that has many CTAs, they take places and
-// bandwidth from CTAs that work (backward and its second launch, 4096 x 4096: 30.2 us in a graph become 32.1), and where
-// it has few, nothing is gained (LayerNorm of 16 rows of 4096: 1.7 us become 1.7 to 1.8).
+// Programmatic dependent launch (sm_90 and newer): a launch may begin when every CTA of the one before it on the stream
+// has left or let it. Here it waits until that has ended and what it wrote is there: every kernel's first statement,
+// before any access to global memory.
 TRTC_DEVICE void wait_for_last_launch() {
 #if TRTC_ARCHITECTURE >= 90
   TRTC_PTX(asm volatile("griddepcontrol.wait;" ::: "memory");)
+#endif
+}
+
+// Where a few of the kernel's statements are left. Earlier, the next launch's CTAs take places and bandwidth from CTAs
+// that work (backward and its second launch, 4096 x 4096: 30.2 us in a graph become 32.1 by its first statement); and
+// before another operator's nothing is gained (LayerNorm of 16 rows of 4096: 1.7 us become 1.7 to 1.8).
+TRTC_DEVICE void let_next_launch_begin() {
+#if TRTC_ARCHITECTURE >= 90
+  TRTC_PTX(asm volatile("griddepcontrol.launch_dependents;" ::: "memory");)
 #endif
 }
 

@@ -474,6 +474,8 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       if constexpr (Config::has_dx) dx_out.finish(0, columns, thread, true);
     }
   }
+  // Those of each head have more CTAs behind them, which go wherever there is a place.
+  if constexpr (Config::gradients > 0 && !Config::per_head) let_next_launch_begin();
   wait_async();
 
   if constexpr (Config::ragged) {

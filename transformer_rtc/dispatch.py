@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -201,6 +202,11 @@ class LaunchRule(NamedTuple):
         Of a launch that follows the first, whose grid has enough CTAs for the columns in x, and the heads in y where
         there are arrays of each head; 0 for the first. `OF_HEADS`: a CTA for each head of rows [..., heads, queries,
         columns].
+    spread_ctas : int
+        Of such a launch: how many CTAs it has where no more of them shall share a multiprocessor than must. Else those
+        that begin early all go where CTAs of the first launch have left first. So they ask for shared memory that they
+        do not use: `dynamic_shared_memory`, half of a multiprocessor's, or less where several must share one. 0
+        elsewhere.
     row_groups : int
         Of a launch over the columns that makes sums of the shape of a mask: how many groups of threads a CTA has, or a
         cluster of `ctas_per_row` in y. As many of them share the rows that a row of the mask was broadcast to as these
@@ -218,6 +224,7 @@ class LaunchRule(NamedTuple):
     row_bytes: int = 0
     persistent: bool = False
     columns_per_cta: int = 0
+    spread_ctas: int = 0
     whole_heads: bool = False
     group_unit: int = 1
     early: bool = False
@@ -398,11 +405,14 @@ class Operator:
         stages, resident = [], []
         for kernel, params, rule in kernels:
             ctas = (1, rule.ctas_per_row, 1) if rule.row_groups else (rule.ctas_per_row, 1, 1)
+            shared = rule.dynamic_shared_memory
+            if rule.spread_ctas:
+                shared = 2 * shared // (math.ceil(rule.spread_ctas / kernel.multiprocessors) + 1)
             config = LaunchConfig(
                 grid=ctas,
                 block=(rule.threads, 1, 1),
                 cluster=ctas if rule.clusters else (1, 1, 1),
-                dynamic_shared_memory=rule.dynamic_shared_memory,
+                dynamic_shared_memory=shared,
                 cooperative=rule.cooperative,
             )
             resident.append(kernel.prepare(config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 
 import calls
 import numpy as np
@@ -15,7 +16,7 @@ from rigs import ALIGNED, MISALIGNED, SECOND_MISALIGNED, assert_same_bits, bits,
 from softmax_calls import at
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, using
+from transformer_rtc import Kernel, LaunchConfig, SimulatedDevice, using
 from transformer_rtc.ops.norm_configurations import NormConfig, configure_backward
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
@@ -689,3 +690,37 @@ def test_no_rows_give_empty_outputs_and_sums_of_zero(leading, operator, static):
                 assert array.shape == (300,) and not array.any()
             else:
                 assert array.shape in ((*leading, 300), leading)
+
+
+# ---- The second launch ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture, multiprocessors", [(90, 60), (90, 132), (120, 170), (80, 132)])
+@pytest.mark.parametrize("hidden", [40, 4096, 5120])
+def test_no_more_ctas_of_the_second_launch_share_a_multiprocessor_than_must(
+    hidden, architecture, multiprocessors, rng, monkeypatch
+):
+    device = SimulatedDevice(architecture, multiprocessors=multiprocessors)
+    asked = {}
+
+    def prepare(kernel: Kernel, config: LaunchConfig) -> int:
+        asked[kernel.symbol] = config.dynamic_shared_memory
+        return prepare_as_before(kernel, config)
+
+    prepare_as_before = Kernel.prepare
+    monkeypatch.setattr(Kernel, "prepare", prepare)
+    hold([device], backward_case("layer_norm_backward", 2, hidden), rng)
+    (shared,) = (shared for symbol, shared in asked.items() if "finish" in symbol)
+    if architecture < 90:
+        assert shared == 0  # it never begins early
+        return
+    columns = {40: 8, 4096: 32, 5120: 32}[hidden]
+    must = math.ceil(math.ceil(hidden / columns) / multiprocessors)
+    # The kernel declares up to 2 KiB, and the system's own is 1 KiB.
+    of_multiprocessor = ARCHITECTURES[architecture].shared_memory_per_cta + 1024
+    assert must * (shared + 3 * 1024) <= of_multiprocessor < (must + 1) * (shared + 1024)
+
+
+def test_the_second_launch_of_each_heads_weights_goes_anywhere():
+    _, (_, rule) = backward_case("rms_norm_backward", 6, 64, heads=3).stages(ARCHITECTURES[90])
+    assert rule.spread_ctas == rule.dynamic_shared_memory == 0

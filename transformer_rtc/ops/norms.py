@@ -19,7 +19,7 @@ from ..spec import (
 from . import norm_general
 from .norm_configurations import configure, configure_backward
 from .norm_general import GeneralSpec
-from .norm_kernels import BackwardSpec, FinishSpec, ForwardSpec, finish_columns
+from .norm_kernels import BackwardSpec, FinishSpec, ForwardSpec, finish_columns, finish_rule
 
 __all__ = [
     "add_layer_norm",
@@ -110,7 +110,7 @@ class _NormFamily:
         if dweight is None and dbias is None:
             return (first,)
         finish = FinishSpec(dweight, dbias, spec.rows_per_group, finish_columns(request.columns))
-        return first, (finish, finish.launch_rule)
+        return first, (finish, finish_rule(finish, request.columns, spec.per_head, limits))
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
         _check(request)
