@@ -147,15 +147,15 @@ TRTC_DEVICE void tell_statistics(const Params& params, const Place<Config>& plac
   }
 }
 
-// The scale of a row whose CTAs have told each other their largest magnitudes. A row of zeros has the scale 1.
+// What a row is multiplied by whose CTAs have told each other their largest magnitudes.
 template <class Config, class Params>
 TRTC_DEVICE float tell_row_scale(const Params& params, const Place<Config>& place, int64 row, float told) {
   const float row_amax = reduce_lanes<Maximum, Config::ctas_per_row>(told);
-  const float most = largest<typename Config::Output>();
+  const auto found = RowScale::of(row_amax, largest<typename Config::Output>());
   if (place.thread == 0 && place.rank == 0 && place.exists(row, params.rows)) {
-    static_cast<float*>(params.row_scale)[row] = row_amax == 0.0f ? 1.0f : divide(row_amax, most);
+    static_cast<float*>(params.row_scale)[row] = found.scale;
   }
-  return row_amax == 0.0f ? 1.0f : divide(most, row_amax);
+  return found.inverse;
 }
 
 // The largest magnitude, of all threads, and the inverse of the scale, if they are asked for.

@@ -132,12 +132,9 @@ TRTC_DEVICE void norm_forward_of(const Params& params) {
       if (pass == 0) {
         float most[1] = {largest_in_row};
         reduction.template reduce_in_cta<Maximum, 2>(most);
-        const float number = out.largest_number();
-        // A row of zeros has the scale 1.
-        scale = most[0] == 0.0f ? 1.0f : divide(number, most[0]);
-        if (thread == 0 && exists) {
-          static_cast<float*>(params.row_scale)[row] = most[0] == 0.0f ? 1.0f : divide(most[0], number);
-        }
+        const auto of_row = RowScale::of(most[0], out.largest_number());
+        scale = of_row.inverse;
+        if (thread == 0 && exists) static_cast<float*>(params.row_scale)[row] = of_row.scale;
       }
     }
     reduction.next_row();

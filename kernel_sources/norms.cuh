@@ -395,6 +395,20 @@ struct ColumnArray {
   }
 };
 
+// ---- A scale of each row --------------------------------------------------------------------------------------------
+
+// What a row is divided by whose largest magnitude is `amax`, so that this becomes `most`. A row of zeros has the
+// scale 1. 2^-126 at least: the inverse of less is no number, or overflows.
+struct RowScale {
+  float scale, inverse;
+
+  static TRTC_DEVICE RowScale of(float amax, float most) {
+    if (amax == 0.0f) return {1.0f, 1.0f};
+    const float inverse = divide(most, amax);  // of NaN, NaN
+    return {Maximum::of(divide(amax, most), 0x1p-126f), inverse > 0x1p126f ? 0x1p126f : inverse};
+  }
+};
+
 // ---- Partial sums of the weight's gradients ------------------------------------------------------------------------
 
 // Where a row of partial sums lies, [gradient][hidden]; its pitch is a whole number of Vecs.

@@ -171,11 +171,14 @@ def scaled(y: Expected, scale: np.ndarray) -> Expected:
 
 
 def row_scaled(y: Expected, dtype: DType) -> tuple[Expected, Expected]:
-    """Return y over its row's scale, and the scales: largest magnitude over the largest number, 1 for zeros."""
+    """Return y over its row's scale, and the scales.
+
+    They are the largest magnitude over the largest number, or 2^-126 where that is less, and 1 for zeros.
+    """
     with np.errstate(all="ignore"):
         largest = y.largest
         zeros = largest.value == 0
-        scale = np.where(zeros, 1.0, largest.value / LARGEST[dtype])
+        scale = np.where(zeros, 1.0, np.maximum(largest.value / LARGEST[dtype], 2.0**-126))
         relative = np.where(zeros, 0.0, largest.bound / largest.value)
         value = y.value / scale[..., None]
         # 1 / scale is rounded, and so is the product.

@@ -592,6 +592,28 @@ def test_a_row_is_scaled_to_the_largest_number_and_a_row_of_zeros_by_one(dtype, 
 
 
 @BOTH
+@OPERATORS
+@pytest.mark.parametrize("dtype", (*FLOAT8, INT8), ids=lambda dtype: dtype.symbol)
+def test_a_scaled_row_of_the_smallest_numbers_is_what_its_scale_says(dtype, operator, static, rng):
+    # The largest number over the row's largest overflows, or the scale is no normal number.
+    case = forward_case(operator, 7, 1000, FLOAT32, weight=FLOAT32, out=dtype, scaling=BY_ROW)
+    given = calls.make_inputs(rng, case)
+    for magnitude in (2.0**-149, 1e-43, 1e-40, 2.0**-126, 1e-37, 1e-36, 1e-35, 1e-34, 1e-33):
+        weight = (rng.choice([-1.0, -0.5, 0.25, 1.0], 1000) * magnitude).astype(np.float32)
+        given["weight"], given["bias"] = weight, np.zeros_like(weight)
+        for device in devices(90, seeds=(), static=static):
+            with using(device):
+                results = calls.call(case, given)
+                y = calls.call(case._replace(out=FLOAT32, scaling=()), given)["out"].astype(np.float64)
+            scale, out = (results[name].astype(np.float64) for name in ("row_scale", "out"))
+            assert (scale >= 2.0**-126).all() and np.isfinite(out).all()
+            # Half a unit of the type, in the largest of the row and of the smallest numbers; and y is rounded.
+            unit = {FLOAT8_E4M3: 16, FLOAT8_E5M2: 4096, INT8: 0.50001}[dtype]
+            wrong = np.abs(out * scale[:, None] - y)
+            assert (wrong <= unit * scale[:, None] + 2.0**-149).all(), (magnitude, (wrong / scale[:, None]).max())
+
+
+@BOTH
 @pytest.mark.parametrize("dtype", FLOAT8, ids=lambda dtype: dtype.symbol)
 def test_amax_is_the_largest_magnitude_so_far_and_keeps_a_nan(dtype, static, rng):
     case = forward_case("layer_norm", 37, 1000, BFLOAT16, out=dtype, scaling=DELAYED)
@@ -724,3 +746,12 @@ def test_no_more_ctas_of_the_second_launch_share_a_multiprocessor_than_must(
 def test_the_second_launch_of_each_heads_weights_goes_anywhere():
     _, (_, rule) = backward_case("rms_norm_backward", 6, 64, heads=3).stages(ARCHITECTURES[90])
     assert rule.spread_ctas == rule.dynamic_shared_memory == 0
+
+
+@pytest.mark.parametrize("operator", BACKWARD)
+def test_there_may_be_more_heads_than_rows_that_a_cooperative_grid_holds(operator, rng):
+    # Rows of 8704 floats are several CTAs', which without clusters are resident together: here one row's.
+    case = backward_case(operator, 10, 8704, heads=5)
+    device = SimulatedDevice(80, multiprocessors=1)
+    hold([device], case, rng, (ALIGNED,))
+    hold([device], case._replace(dweight=None, dbias=None), rng, (ALIGNED,))
