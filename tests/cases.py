@@ -186,7 +186,8 @@ def layout_of(case: Case, limits: DeviceLimits) -> str:
 
 
 # The hidden sizes that TransformerEngine's LayerNorm and RMSNorm kernels are tuned for, and its types (weight, input,
-# output). The last ones are an output with scale, amax and scale_inv.
+# output): those of tuned kernels, and those that its general ones have besides. float8 has scale, amax and scale_inv.
+# It tests rows x columns that no tuned kernel has, too.
 TE_LAYER_NORM = (
     *(768, 1024, 1536, 2048, 2304, 3072, 3840, 4096, 5120, 6144, 8192, 10240, 12288, 12800, 15360, 16384, 18432),
     *(20480, 24576, 25600, 30720, 32768, 40960, 49152, 65536),
@@ -200,10 +201,20 @@ TE_TYPES = (
     (FLOAT32, FLOAT32, BFLOAT16),
     (BFLOAT16, BFLOAT16, FLOAT8_E4M3),
 )
+TE_GENERAL_TYPES = (
+    (FLOAT32, FLOAT32, FLOAT8_E4M3),
+    (FLOAT16, FLOAT16, FLOAT8_E4M3),
+    (BFLOAT16, BFLOAT16, FLOAT32),
+    (FLOAT16, FLOAT16, FLOAT32),
+    (BFLOAT16, BFLOAT16, FLOAT16),
+    (FLOAT16, FLOAT16, BFLOAT16),
+    (BFLOAT16, BFLOAT16, FLOAT8_E5M2),
+)
+TE_GENERAL_SHAPES = ((71, 229), (29, 541))
 
 # One column, primes, powers of two and their neighbours, hidden sizes of well-known models, rows for several CTAs.
 HIDDEN = (
-    *(1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 61, 64, 80, 100, 127, 128, 129, 251, 256, 257, 509, 512, 513),
+    *(1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 61, 64, 80, 96, 100, 127, 128, 129, 251, 256, 257, 509, 512, 513),
     *(768, 896, 1000, 1021, 1024, 1152, 1600, 2048, 2304, 2560, 3072, 3584, 4096, 4097, 5120, 6144, 7168, 8192),
     *(12288, 14336, 16384, 16385, 16411, 32768, 50257, 65536, 131071, 262144, 1048576, 1048577),
 )
@@ -213,13 +224,20 @@ _MOST_ELEMENTS = 1 << 21
 
 
 def _transformer_engine() -> Iterator[Case]:
-    """Yield each of its hidden sizes with half of its types; a weight that is stored around zero is every other one."""
+    """Yield each of its hidden sizes with half of its types; a weight that is stored around zero is every other one.
+
+    Backward adds a gradient to dx in every other one.
+    """
     for operator, sizes in (("layer_norm", TE_LAYER_NORM), ("rms_norm", TE_RMS_NORM)):
         centred = operator == "layer_norm"
-        for number, hidden in enumerate(sizes):
-            rows = max(1, min(_ROWS[number % len(_ROWS)], _MOST_ELEMENTS // hidden))
-            for turn in range(3):
-                weight, x, out = TE_TYPES[(number + 2 * turn) % len(TE_TYPES)]
+        shapes = [
+            *((max(1, min(_ROWS[n % len(_ROWS)], _MOST_ELEMENTS // hidden)), hidden) for n, hidden in enumerate(sizes)),
+            *TE_GENERAL_SHAPES,
+        ]
+        for number, (rows, hidden) in enumerate(shapes):
+            forward = [TE_TYPES[(number + 2 * turn) % len(TE_TYPES)] for turn in range(3)]
+            forward.append(TE_GENERAL_TYPES[number % len(TE_GENERAL_TYPES)])
+            for turn, (weight, x, out) in enumerate(forward):
                 yield Case(
                     rows, hidden, x, weight, out, rstd=True, operator=operator, bias=weight if centred else None,
                     mean=centred, scaling=DELAYED if out in FLOAT8 else (), weight_offset=(number // 2 + turn) % 2,
@@ -229,7 +247,8 @@ def _transformer_engine() -> Iterator[Case]:
                 weight, x, dy = TE_TYPES[(number + turn) % (len(TE_TYPES) - 1)]
                 yield Case(
                     rows, hidden, x, weight, x, rstd=True, operator=f"{operator}_backward", dy=dy, dweight=weight,
-                    dbias=weight if centred else None, weight_offset=(number + turn) % 2, label="te",
+                    dbias=weight if centred else None, weight_offset=(number + turn) % 2,
+                    residual=x if (number + turn) // 2 % 2 else None, label="te",
                 )  # fmt: skip
 
 

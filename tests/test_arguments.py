@@ -488,9 +488,13 @@ NO_PLAN = {
     "a scale_inv without a scale": (
         "layer_norm",
         {"out": FLOAT8_E4M3, "scale_inv": FLOAT32},
-        "scale_inv needs a scale",
+        "scale_inv needs a scale, of which it is the inverse; scale is None",
     ),
-    "int8 without row scaling": ("add_rms_norm", {"out": INT8}, "an output of int8 needs row_scaling"),
+    "int8 without row scaling": (
+        "add_rms_norm",
+        {"out": INT8},
+        "an output of int8 needs row_scaling=True; it is False",
+    ),
     "row scaling of 16 bits": (
         "rms_norm",
         {"out": FLOAT16, "row_scale": FLOAT32},
@@ -509,12 +513,12 @@ NO_PLAN = {
     "a mean without rstd": (
         "layer_norm_backward",
         {"mean": FLOAT32},
-        "mean and rstd must be given together; one of them is None",
+        "mean and rstd must be given together, or neither; rstd is None",
     ),
     "an rstd without mean": (
         "layer_norm_backward",
         {"rstd": FLOAT32},
-        "mean and rstd must be given together; one of them is None",
+        "mean and rstd must be given together, or neither; mean is None",
     ),
 }
 
@@ -554,7 +558,7 @@ def test_what_a_user_meets_is_the_familys_refusal_with_rows_and_without(rows):
             ),
             (
                 lambda: transformer_rtc.rms_norm_backward(x, x, return_dx=False),
-                "rms_norm_backward: nothing is asked for",
+                "rms_norm_backward: nothing is asked for; one of return_dx, return_dweight, return_dbias must be True",
             ),
             (lambda: rms_norm(x, sm_margin=10**6), "rms_norm: sm_margin must leave at least one of"),
             (

@@ -282,7 +282,7 @@ def test_a_rows_bits_are_the_same_alone_and_among_many(case, implementation, gpu
 
 HEADS = [
     plain(operator, 517 * heads, hidden, FLOATS[number % 3], rstd=True, heads=heads)
-    for number, (hidden, heads) in enumerate(itertools.product((64, 80, 128, 256), (1, 3, 8, 32)))
+    for number, (hidden, heads) in enumerate(itertools.product((64, 80, 96, 128, 256), (1, 3, 8, 32)))
     for operator in ("rms_norm", "layer_norm", *BACKWARD)
 ]
 

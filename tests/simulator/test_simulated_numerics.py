@@ -430,7 +430,7 @@ def test_a_misaligned_output_of_another_type(x_type, out_type, rng):
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
-@pytest.mark.parametrize(("hidden", "dtype"), [(64, BFLOAT16), (80, FLOAT16), (127, FLOAT32)])
+@pytest.mark.parametrize(("hidden", "dtype"), [(64, BFLOAT16), (80, FLOAT16), (96, BFLOAT16), (127, FLOAT32)])
 def test_heads_inside_a_packed_qkv(hidden, dtype, static, rng):
     tokens, heads = 5, 3
     case = Case(tokens * 3 * heads, hidden, dtype, FLOAT32, dtype, True, heads=3 * heads)

@@ -588,7 +588,14 @@ Operator::Layout Operator::check(Call& call) const {
       call.dtypes[i] = 0;
     }
   }
-  if (results == 0) throw_argument_error(name_ + ": nothing is asked for");
+  if (results == 0) {
+    std::string flags;
+    for (const Array& array : arrays_) {
+      if (array.wanted_by == nullptr && !array.made) continue;
+      flags += (flags.empty() ? "" : ", ") + (array.made ? "return_" + array.argument->name : array.wanted_by->name);
+    }
+    throw_argument_error(name_ + ": nothing is asked for; one of " + flags + " must be True");
+  }
 
   const int64_t columns = first.shape[first.ndim - 1];
   if (columns < 1 || columns > kMostColumns) {
@@ -744,10 +751,6 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
   if (layout.per_head && plan.whole_heads) {
     const int64_t unit = layout.heads / std::gcd(layout.heads, plan.rows_per_cta);
     launched = std::max(unit, launched / unit * unit);
-    if (plan.stages[0].shape.cooperative && launched > most) {
-      refuse(*layout.pattern_name, "has a row for each of " + std::to_string(layout.heads) + " heads, and only " +
-                                       std::to_string(most) + " rows can be reduced together");
-    }
   }
   if (launched > INT32_MAX / plan.ctas_per_row) refuse(first_name, "has more rows than a grid can hold");
   return launched;

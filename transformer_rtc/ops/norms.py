@@ -54,7 +54,8 @@ def _check(request: Request) -> None:
 
     if "backward" in operator:
         if "mean" in dtypes and (dtypes["mean"] is None) != (dtypes["rstd"] is None):
-            refuse("mean and rstd must be given together; one of them is None")
+            missing = "mean" if dtypes["mean"] is None else "rstd"
+            refuse(f"mean and rstd must be given together, or neither; {missing} is None")
         return
     assert out is not None
     if dtypes.get("residual_out") not in (None, dtypes.get("residual")):
@@ -69,12 +70,12 @@ def _check(request: Request) -> None:
             if dtypes[name] is not None:
                 refuse(f"{name} and row_scaling exclude each other")
     elif out is INT8:
-        refuse("an output of int8 needs row_scaling")
+        refuse("an output of int8 needs row_scaling=True; it is False")
     for name in ("scale", "amax", "scale_inv"):
         if dtypes.get(name) is not None and out not in _FLOAT8:
             refuse(f"{name} needs an output of float8_e4m3fn or float8_e5m2; it is {out.name}")
     if dtypes.get("scale_inv") is not None and dtypes["scale"] is None:
-        refuse("scale_inv needs a scale")
+        refuse("scale_inv needs a scale, of which it is the inverse; scale is None")
 
 
 class _NormFamily:
@@ -170,7 +171,8 @@ def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec | None
     rows = (*((x,) if out or dweight else ()), dy, *((residual,) if residual else ()))
     weight = dtypes["weight"] if out else None
     config = configure_backward(norm, request.columns, rows, (weight,) if weight else (), out, limits)
-    if config is None:
+    # All groups of a cooperative grid are resident together, and may be fewer than there are heads.
+    if config is None or (request.per_head and config.exchange == "grid"):
         return None
     return BackwardSpec(
         norm=norm,
@@ -287,7 +289,8 @@ def rms_norm(
 
     ``y = x * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(mean(x ** 2) + eps)`` over the last
     dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). Arithmetic is in float32, and y is
-    rounded once. A row's bits do not depend on how many rows there are, nor on where they lie.
+    rounded once: a row whose mean square is no float32, of numbers above 1e19, becomes 0. A row's bits do not depend on
+    how many rows there are, nor on where they lie.
 
     Parameters
     ----------
@@ -295,15 +298,17 @@ def rms_norm(
         On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is contiguous
         and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a packed qkv do.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
-        One for all rows, or one for each head of an x [..., heads, hidden]. None: 1, whatever `weight_offset`.
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
     eps : float
         Added to the mean of squares; not negative.
     bias : array like weight, optional
         None: 0.
     weight_offset : float
         Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
-    out : array like x, optional
-        Where y is written: x itself, or an array that shares no element with the inputs.
+    out : array [..., hidden], optional
+        Where y is written: x itself, or an array that shares no element with the inputs, of any type that `out_dtype`
+        names.
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16, bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
@@ -318,7 +323,8 @@ def rms_norm(
         Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
     row_scaling : bool
         For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
-        largest number of the type, 1 for a row of zeros; and these scales are returned: ``y = out * row_scale``.
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than the
         remaining ones hold, each of which takes rows in turn. A kernel of its own.
@@ -370,7 +376,8 @@ def layer_norm(
 
     ``y = (x - mean) * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(variance + eps)`` over the last
     dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
-    computed about the mean, in float32: a row of large equal numbers with little noise keeps its accuracy.
+    computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
+    corrected: a row of large equal numbers with little noise keeps its accuracy.
 
     Parameters
     ----------
@@ -436,9 +443,9 @@ def add_rms_norm(
         Of one shape.
     weight, eps, bias, weight_offset, out_dtype, return_rstd, scale, amax, scale_inv, row_scaling, sm_margin, stream
         As `rms_norm` takes them.
-    out, residual_out : array like x and like residual, optional
-        Where y and s are written. Either may be x itself or residual itself: out=x and residual_out=residual is in
-        place.
+    out, residual_out : array [..., hidden], optional
+        Where y and s are written, s in residual's type, y in any that `out_dtype` names. Either may be x itself or
+        residual itself: out=x and residual_out=residual is in place.
 
     Returns
     -------
@@ -539,8 +546,8 @@ def rms_norm_add(
         Of one shape.
     weight, eps, bias, weight_offset, return_rstd, sm_margin, stream
         As `rms_norm` takes them.
-    out : array like residual, optional
-        Where y is written; it may be residual itself or x itself.
+    out : array [..., hidden], optional
+        Where y is written, float32, float16 or bfloat16; it may be residual itself or x itself.
     out_dtype : data type, optional
         Of y where `out` is not given: float32, float16 or bfloat16; residual's by default.
 
@@ -635,7 +642,8 @@ def rms_norm_backward(
         dbias   = sum(dy)
 
     (Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
-    once. dweight and dbias are added up in an order that the device and the shape fix: the same bits in every run. A
+    once. dweight and dbias are added up in an order that the device, the shape and
+    `sm_margin` fix: the same bits in every run. A
     row's dx depends on no other row. What is not asked for costs nothing.
 
     Parameters
@@ -649,9 +657,10 @@ def rms_norm_backward(
     rstd : array [...], float32, optional
         The forward call's; None: computed again from x and eps, in the same launch.
     dresidual : array [..., hidden], float32, float16 or bfloat16, optional
-        A gradient that is added to dx.
-    out : array like x, optional
-        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them.
+        A gradient that is added to dx; not read where dx is not asked for.
+    out : array [..., hidden], optional
+        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32, float16
+        or bfloat16.
     out_dtype : data type, optional
         Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.
     return_dx, return_dweight, return_dbias : bool
@@ -769,12 +778,14 @@ def add_rms_norm_backward(
     ----------
     dy, ds : array [..., hidden], float32, float16 or bfloat16
         The gradients of y and of s; ds is None where s is not used.
-    s : array [..., hidden]
+    s : array [..., hidden], float32, float16 or bfloat16
         What the forward call returned.
     weight, eps
         The forward call's.
-    Others
-        As `rms_norm_backward` takes them.
+    rstd, weight_offset, out_dtype, return_dx, return_dweight, return_dbias, dweight_dtype, sm_margin, stream
+        As `rms_norm_backward` takes them, of which s is the x.
+    out : array [..., hidden], optional
+        Where dx is written: dy, ds or s itself, or an array that shares no element with them.
 
     Returns
     -------
@@ -821,10 +832,10 @@ def add_layer_norm_backward(
 
     Parameters
     ----------
-    dy, ds, s, weight, eps
+    dy, ds, s, weight, eps, out
         As `add_rms_norm_backward` takes them.
-    Others
-        As `layer_norm_backward` takes them.
+    mean, rstd, weight_offset, out_dtype, return_dx, return_dweight, return_dbias, dweight_dtype, sm_margin, stream
+        As `layer_norm_backward` takes them, of which s is the x.
 
     Returns
     -------
@@ -866,13 +877,19 @@ def rms_norm_add_backward(
     sm_margin: int = 0,
     stream: Any = None,
 ) -> Any:
-    """Return the gradients of `rms_norm_add` but for residual's, which is dy: those of `rms_norm`.
+    """Return the gradients of `rms_norm_add`, ``y = residual + rms_norm(x)``, but for residual's, which is dy.
+
+    They are those of `rms_norm`, by the same formulas: ``rms_norm_backward(dy, x, weight, eps, ...)``.
 
     Parameters
     ----------
-    dy, x, weight, eps
+    dy, x : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y, and what was normalized; of one shape.
+    dresidual : array [..., hidden], float32, float16 or bfloat16, optional
+        A gradient that is added to dx, such as that of another use of x; not that of the forward call's residual.
+    weight, eps, rstd, weight_offset, out, out_dtype, return_dx, return_dweight, return_dbias, dweight_dtype
         As `rms_norm_backward` takes them.
-    Others
+    sm_margin, stream
         Likewise.
 
     Returns
@@ -914,13 +931,17 @@ def layer_norm_add_backward(
     sm_margin: int = 0,
     stream: Any = None,
 ) -> Any:
-    """Return the gradients of `layer_norm_add` but for residual's, which is dy: those of `layer_norm`.
+    """Return the gradients of `layer_norm_add`, ``y = residual + layer_norm(x)``, but for residual's, which is dy.
+
+    They are those of `layer_norm`, by the same formulas: ``layer_norm_backward(dy, x, weight, eps, ...)``.
 
     Parameters
     ----------
-    dy, x, weight, eps
+    dy, x, dresidual
+        As `rms_norm_add_backward` takes them.
+    weight, eps, mean, rstd, weight_offset, out, out_dtype, return_dx, return_dweight, return_dbias, dweight_dtype
         As `layer_norm_backward` takes them.
-    Others
+    sm_margin, stream
         Likewise.
 
     Returns
