@@ -48,6 +48,8 @@ GRAPH_REPLAYS = 50
 # Of the norm of the error to the norm of the result; a peer may round x * rstd before it multiplies by the weight, and
 # float32 sums over rows depend on their order.
 TOLERANCES = {"bfloat16": (5e-3, 5e-3), "float32": (1e-5, 1e-4)}
+EIGHT_BITS_TOLERANCE = 4e-2
+BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
 
 
 class Operator(NamedTuple):
@@ -108,6 +110,16 @@ MODEL_LENGTHS = (
 TOKENS, PACKED_HEADS = 32768, 48
 PACKED = {"q": (0, 32), "k": (32, 8)}  # the first head, and how many
 SMALL = tuple((rows, 4096) for rows in (1, 16, 128))
+# What --types measures: y of another type than x, by its form (torch's name, and whether each row has a scale of its
+# own; else float8 has one for all, and amax); and a gradient that is added to dx.
+FORMS = {
+    "to float32": ("float32", False),
+    "to float8_e4m3fn": ("float8_e4m3fn", False),
+    "to float8_e4m3fn by row": ("float8_e4m3fn", True),
+    "to int8 by row": ("int8", True),
+}
+DRESIDUAL = "and dresidual"
+TYPED = tuple(shape for shape in SHAPES if shape[1] in (1024, 4096, 8192, 16384, 65536))
 COMPILED_HIDDEN = (1024, 4096, 8192, 32768, 131072)
 
 # (norm or any, kind, backward, data type or any, hidden at most): the least ratio to the ceiling; the first that fits a
@@ -151,6 +163,7 @@ EXAMPLES = """examples:
   python3 benchmarks/bandwidth.py --compile --json bandwidth.json --plot bandwidth.png
   python3 benchmarks/bandwidth.py --quick --only rms_norm_backward,layer_norm_backward --dtype bfloat16
   python3 benchmarks/bandwidth.py --quick --models --json models.json
+  python3 benchmarks/bandwidth.py --quick --types
   python3 benchmarks/bandwidth.py --from-json bf16.json fp32.json --plot both.png   # measures nothing: two runs as one
 """
 
@@ -170,6 +183,16 @@ class Case(NamedTuple):
     part: str = ""  # of a packed qkv
     per_head: bool = False
     matrix: tuple[int, ...] = ()
+    form: str = ""  # of FORMS, or DRESIDUAL
+
+    @property
+    def out(self) -> str:
+        """Type of y or dx."""
+        return FORMS[self.form][0] if self.form in FORMS else self.dtype
+
+    @property
+    def by_row(self) -> bool:
+        return self.form in FORMS and FORMS[self.form][1]
 
     @property
     def does(self) -> Operator:
@@ -188,7 +211,7 @@ class Case(NamedTuple):
         if self.matrix:
             return f"{self.kind} {'x'.join(map(str, (*self.matrix, self.rows, self.hidden)))}"
         if not self.part:
-            return f"{self.rows}x{self.hidden}"
+            return f"{self.rows}x{self.hidden}{self.form and f' {self.form}'}"
         return f"{self.part} {self.rows}x{self.heads}x{self.hidden}{' per head' if self.per_head else ''}"
 
     @property
@@ -202,6 +225,8 @@ class Case(NamedTuple):
 
     @property
     def target(self) -> float | None:
+        if self.form:
+            return None
         for norm, kind, backward, dtype, most, ratio in TARGETS:
             fits = norm in ("", self.does.norm) and dtype in ("", self.dtype) and self.hidden <= most
             if (kind, backward) == (self.kind, self.backward) and fits:
@@ -211,7 +236,13 @@ class Case(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Of one array of rows."""
-        return math.prod(self.matrix) * self.rows * self.heads * self.hidden * (4 if self.dtype == "float32" else 2)
+        return math.prod(self.matrix) * self.rows * self.heads * self.hidden * BYTES[self.dtype]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of all arrays of rows."""
+        reads = self.does.reads + (self.form == DRESIDUAL)
+        return reads * self.row_bytes + self.does.writes * self.row_bytes // BYTES[self.dtype] * BYTES[self.out]
 
     @property
     def moved_bytes(self) -> int:
@@ -222,7 +253,7 @@ class Case(NamedTuple):
             read = sum(min(self.hidden, query + 1 + self.hidden - self.rows) for query in range(self.rows))
             return self.row_bytes + does.reads * self.row_bytes * read // (self.rows * self.hidden)
         column_bytes = self.row_bytes // (self.rows * (1 if self.per_head else self.heads))
-        return (does.reads + does.writes) * self.row_bytes + does.columns * column_bytes
+        return self.copied_bytes + does.columns * column_bytes
 
 
 def model_cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
@@ -235,6 +266,17 @@ def model_cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
             for rows, hidden in shapes
         ]
     return found
+
+
+def typed_cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
+    return [
+        Case(operator, "shape", dtype, rows // (2 if dtype == "float32" else 1), hidden, form=form)
+        for dtype, operator in itertools.product(dtypes, only)
+        if operator in PLAIN and OPERATORS[operator].norm != "softmax"
+        for form in ((DRESIDUAL,) if OPERATORS[operator].way == "backward" else FORMS)
+        if form != f"to {dtype}"
+        for rows, hidden in TYPED
+    ]
 
 
 def cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
@@ -285,6 +327,7 @@ class Arrays(NamedTuple):
     rstd: Any
     mask: Any
     read: tuple[Any, ...]  # arrays of rows without gaps: what a copy of as many bytes reads
+    dresidual: Any = None
 
     @property
     def columns(self) -> tuple[Any, ...]:
@@ -315,8 +358,9 @@ def make_arrays(torch: Any, case: Case) -> Arrays:
             values = values - mean.unsqueeze(-1)
         rstd = torch.rsqrt(values.square().mean(-1) + EPS)
     contiguous = x.contiguous()
-    read = (contiguous,) if other is None else (contiguous, other)
-    return Arrays(x, other, weight, bias, mean, rstd, None, read)
+    dresidual = normal(*x.shape) if case.form == DRESIDUAL else None
+    read = tuple(one for one in (contiguous, other, dresidual) if one is not None)
+    return Arrays(x, other, weight, bias, mean, rstd, None, read, dresidual)
 
 
 class Expected(NamedTuple):
@@ -361,30 +405,40 @@ def expected(torch: Any, case: Case, arrays: Arrays) -> Expected:
         dy = arrays.other[first : first + step].double()
         dweight += (dy * normalized(arrays.x[first : first + step])[0]).sum_to_size(weight.shape)
         dbias += dy.sum_to_size(weight.shape)
-    return Expected(some, [rstd * dx], [dweight] if arrays.bias is None else [dweight, dbias])
+    dx = rstd * dx
+    if arrays.dresidual is not None:
+        dx = dx + arrays.dresidual[some].double()
+    return Expected(some, [dx], [dweight] if arrays.bias is None else [dweight, dbias])
 
 
 def check(torch: Any, call: Callable[[], Any], case: Case, arrays: Arrays, wanted: Expected) -> str | None:
     """Return what is wrong with a provider's results, or None."""
-    like = [arrays.read[0]] * len(wanted.rows) + [arrays.weight] * len(wanted.columns)
+    of_out = torch.empty_like(arrays.read[0], dtype=getattr(torch, case.out))
+    like = [of_out] * len(wanted.rows) + [arrays.weight] * len(wanted.columns)
     # NaNs in the memory that the allocator hands out next for arrays of these sizes.
-    poisoned = [torch.full_like(one, math.nan) for one in like]
+    poisoned = [torch.full_like(one, 100 if case.out == "int8" else math.nan) for one in like]
     del poisoned
     found = call()
     found = found if isinstance(found, (tuple, list)) else (found,)
     torch.cuda.synchronize()
+    scale = 1.0
+    if case.by_row:
+        *found, row_scale = found
+        scale = row_scale[wanted.some].double().unsqueeze(-1)
     if len(found) != len(like):
         return f"{len(found)} results instead of {len(like)}"
     of_rows, of_columns = TOLERANCES[case.dtype]
+    if BYTES[case.out] == 1:
+        of_rows = EIGHT_BITS_TOLERANCE
     exact = [(one, of_rows) for one in wanted.rows] + [(one, of_columns) for one in wanted.columns]
     for number, (result, one, (reference, tolerance)) in enumerate(zip(found, like, exact, strict=True)):
         if result.shape != one.shape or result.dtype != one.dtype:
             return f"result {number}: {tuple(result.shape)} {result.dtype} for {tuple(one.shape)} {one.dtype}"
-        if not bool(torch.isfinite(result).all()):
+        if not bool(torch.isfinite(result.float()).all()):
             return f"result {number} has elements that are not finite"
         of_rows_only = result.reshape(-1, case.hidden) if case.matrix else result
         some = of_rows_only[wanted.some] if number < len(wanted.rows) else result
-        deviation = float((some.double() - reference).norm() / reference.norm())
+        deviation = float((some.double() * scale - reference).norm() / reference.norm())
         if not deviation <= tolerance:
             return f"result {number} has a relative error of {deviation:.1e}"
     return None
@@ -409,8 +463,15 @@ def ours(torch: Any, case: Case) -> Bind:
             return softmax_cases.ours(case, arrays.x, arrays.other, arrays.mask)
         if not case.backward:
             rows = (arrays.x,) if arrays.other is None else (arrays.x, arrays.other)
-            return functools.partial(function, *rows, *arrays.columns, EPS)
+            options = {"out_dtype": getattr(torch, case.out)}
+            if case.by_row:
+                options["row_scaling"] = True
+            elif BYTES[case.out] == 1:
+                options |= {name: torch.ones(1, device=DEVICE) for name in ("scale", "amax")}
+            return functools.partial(function, *rows, *arrays.columns, EPS, **(options if case.form else {}))
         statistics = {"rstd": arrays.rstd} if arrays.mean is None else {"mean": arrays.mean, "rstd": arrays.rstd}
+        if arrays.dresidual is not None:
+            statistics["dresidual"] = arrays.dresidual
         return functools.partial(function, arrays.other, arrays.x, arrays.weight, EPS, **statistics)
 
     return bind
@@ -447,8 +508,22 @@ def in_torch(torch: Any, case: Case) -> Callable[..., Any]:
     def add_after(x: Any, residual: Any, *columns: Any) -> Any:
         return residual + norm(x, shape, *columns, EPS)
 
+    def to_form(x: Any, *columns: Any) -> Any:
+        out = getattr(torch, case.out)
+        y = plain(x, *columns).float()
+        if BYTES[case.out] > 1:
+            return y.to(out)
+        largest = 127.0 if case.out == "int8" else torch.finfo(out).max
+        amax = y.abs().amax(-1, keepdim=True) if case.by_row else y.abs().amax()
+        if not case.by_row:
+            return y.clamp(-largest, largest).to(out)  # by a scale of 1; amax is for the next call
+        y = y * (largest / amax)
+        return (y.round() if case.out == "int8" else y).to(out), (amax / largest).squeeze(-1)
+
     if case.per_head:
         return per_head
+    if case.form in FORMS:
+        return to_form
     return {"add before": add_before, "add after": add_after}.get(case.does.way, plain)
 
 
@@ -480,7 +555,7 @@ def torch_eager(torch: Any, case: Case) -> Bind:
     def layer_norm_backward(arrays: Arrays) -> Call:
         _, mean, rstd = aten.native_layer_norm(arrays.x, shape, *arrays.columns, EPS)
         operands = (arrays.other, arrays.x, shape, mean, rstd, *arrays.columns, [True] * 3)
-        return functools.partial(aten.native_layer_norm_backward, *operands)
+        return added(arrays, functools.partial(aten.native_layer_norm_backward, *operands))
 
     def rms_norm_backward(arrays: Arrays) -> Call:
         with suppress(AttributeError, RuntimeError):  # a torch without these operators
@@ -488,8 +563,18 @@ def torch_eager(torch: Any, case: Case) -> Bind:
             operands = (arrays.other, arrays.x, shape, rstd, arrays.weight, [True] * 2)
             call = functools.partial(aten._fused_rms_norm_backward, *operands)
             call()
+            return added(arrays, call)
+        return added(arrays, plain(arrays))
+
+    def added(arrays: Arrays, call: Call) -> Call:
+        if arrays.dresidual is None:
             return call
-        return plain(arrays)
+
+        def with_dresidual() -> Any:
+            dx, *others = call()
+            return dx.add_(arrays.dresidual), *others
+
+        return with_dresidual
 
     if not case.backward or case.per_head:
         return plain
@@ -548,7 +633,7 @@ def transformer_engine(torch: Any, case: Case) -> Bind:
 
 
 def refuse_all_but_plain(case: Case) -> None:
-    if case.per_head or case.does.way.startswith("add") or case.does.norm == "softmax":
+    if case.per_head or case.form or case.does.way.startswith("add") or case.does.norm == "softmax":
         raise UnsupportedError
 
 
@@ -615,6 +700,8 @@ def stream_kernel(reads: int, writes: int, vectors: int) -> Any:
 
 
 def stream(torch: Any, case: Case, vectors: int) -> Bind:
+    if case.form:
+        raise UnsupportedError
     does = case.does
     kernel = stream_kernel(does.reads, does.writes, vectors)
     count = case.row_bytes // 16
@@ -637,9 +724,12 @@ def stream(torch: Any, case: Case, vectors: int) -> Bind:
 
 def torch_copy(torch: Any, case: Case) -> Bind:
     def bind(arrays: Arrays) -> Call:
-        if case.does.reads == 2:
+        if len(arrays.read) == 3:
+            return lambda: torch.addcmul(*arrays.read)
+        if len(arrays.read) == 2:
             return lambda: torch.add(*arrays.read)
-        return lambda: torch.empty_like(arrays.read[0]).copy_(arrays.read[0])
+        out = getattr(torch, case.out)
+        return lambda: torch.empty_like(arrays.read[0], dtype=out).copy_(arrays.read[0])
 
     if case.does.writes == 2:
         raise UnsupportedError
@@ -757,9 +847,10 @@ def measure_all(torch: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "absent": absent,
         "cases": [],
     }
-    if arguments.models:
+    if arguments.models or arguments.types:
         makers = {name: make for name, make in makers.items() if name in (OURS, TORCH)}
-    found = (model_cases if arguments.models else cases)(arguments.only, arguments.dtype)
+    choose = model_cases if arguments.models else typed_cases if arguments.types else cases
+    found = choose(arguments.only, arguments.dtype)
     progress = tqdm(found, desc="bandwidth", unit="case")
     for case in progress:
         progress.set_postfix_str(f"{case.operator} {case.dtype} {case.shape}")
@@ -804,8 +895,8 @@ class Measured:
     def speed(self, provider: str) -> float | None:
         """Return GB/s."""
         times, case = self.times(provider), self.case
-        copied = (case.does.reads + case.does.writes) * case.row_bytes
-        return (copied if provider.startswith(COPY) else case.moved_bytes) / times["median"] / 1e3 if times else None
+        moved = case.copied_bytes if provider.startswith(COPY) else case.moved_bytes
+        return moved / times["median"] / 1e3 if times else None
 
     @property
     def ceiling(self) -> float | None:
@@ -1002,6 +1093,9 @@ def main() -> None:
     parser.add_argument(
         "--models", action="store_true", help="sizes of well-known models and odd lengths instead, beside torch alone"
     )
+    parser.add_argument(
+        "--types", action="store_true", help="y of other types than x, and dresidual, instead, beside torch alone"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, at one placement")
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile too, on a few shapes: a minute or two more"
@@ -1016,10 +1110,12 @@ def main() -> None:
         runs = [json.loads(Path(file).read_text(encoding="utf-8")) for file in arguments.from_json]
         report(joined(runs), arguments.plot)
         return
-    if arguments.models and arguments.compile:
-        parser.error("--models measures torch alone: not with --compile")
+    if arguments.models + arguments.types + arguments.compile > 1:
+        parser.error("--models and --types measure torch alone, and each other's cases not: one of them, or --compile")
     if arguments.models and not model_cases(arguments.only, arguments.dtype):
         parser.error(f"--models has no case of {', '.join(arguments.only)}: of {', '.join(PLAIN)}")
+    if arguments.types and not typed_cases(arguments.only, arguments.dtype):
+        parser.error(f"--types has no case of {', '.join(arguments.only)}: of {', '.join(PLAIN[:4])}")
     torch = common.torch_on_gpu()
     with torch.no_grad():
         result = measure_all(torch, arguments)
