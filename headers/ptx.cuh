@@ -445,6 +445,14 @@ TRTC_DEVICE void fence_bulk() {
 
 // ---- Between the threads of a grid ----------------------------------------------------------------------------------
 
+// What is there, while others may change it by accesses of this kind.
+TRTC_DEVICE float load_atomically_global(const float* address) {
+  float value;
+  TRTC_PTX(asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");)
+  TRTC_PORTABLE(value = float_from_bits(trtc_simulator::load_atomically(reinterpret_cast<const uint32*>(address), trtc_simulator::Order::relaxed));)
+  return value;
+}
+
 // The maximum of what is there and `value`, neither with a sign: they compare as their bits do, NaN above infinity.
 TRTC_DEVICE void maximum_global(float* address, float value) {
   TRTC_PTX(asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(address), "r"(bits_from_float(value)) : "memory");)

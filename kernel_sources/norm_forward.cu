@@ -162,8 +162,7 @@ TRTC_DEVICE float tell_row_scale(const Params& params, const Place<Config>& plac
 template <class Config, class Params>
 TRTC_DEVICE void tell_scaling(const Params& params, float amax, float scale) {
   if constexpr (Config::has_amax) {
-    amax = reduce_lanes<Maximum, 32>(amax);
-    if (thread_index() % 32 == 0 && amax != 0.0f) maximum_global(static_cast<float*>(params.amax), amax);
+    tell_amax<Config::threads * Config::rows_per_cta>(static_cast<float*>(params.amax), amax);
   }
   if constexpr (Config::has_scale_inv) {
     if (thread_index() == 0 && cta_index() == 0) *static_cast<float*>(params.scale_inv) = divide(1.0f, scale);

@@ -409,6 +409,26 @@ struct RowScale {
   }
 };
 
+// ---- The largest magnitude of all rows ------------------------------------------------------------------------------
+
+// Called by a whole CTA of `Threads`, at its end: `most` becomes the maximum of what it was and of each thread's
+// `amax`. An access of each warp that changes it takes longer than rows take to stream: one of each CTA reads it, and
+// few are larger (H100, RMSNorm of bfloat16 to float8, 32768 x 4096: 365 us, the rows 140).
+template <int Threads>
+TRTC_DEVICE void tell_amax(float* most, float amax) {
+  constexpr int warps = Threads / 32;
+  static_assert(warps * 32 == Threads && warps <= 32, "a lane for each warp");
+  TRTC_SHARED(float, of_warps, warps);
+  amax = reduce_lanes<Maximum, 32>(amax);
+  if (thread_index() % 32 == 0) of_warps[thread_index() / 32] = amax;
+  cta_barrier();
+  if (thread_index() >= 32) return;
+  amax = reduce_lanes<Maximum, 32>(thread_index() < warps ? of_warps[thread_index()] : 0.0f);
+  if (thread_index() != 0) return;
+  // As bits: NaN is above infinity.
+  if (bits_from_float(amax) > bits_from_float(load_atomically_global(most))) maximum_global(most, amax);
+}
+
 // ---- Partial sums of the weight's gradients ------------------------------------------------------------------------
 
 // Where a row of partial sums lies, [gradient][hidden]; its pitch is a whole number of Vecs.

@@ -42,6 +42,7 @@ struct Reading {
   TRTC_DEVICE Reading(Range range, int thread) : range(range) {
     const int begin = range.begin - range.begin % stride;
     first = begin + thread * N;
+    if (first + N <= range.begin) first += stride;
     again = range.end - begin > stride;
   }
   TRTC_DEVICE bool meets(int column) const { return column < range.end && column + N > range.begin; }

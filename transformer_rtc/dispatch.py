@@ -395,10 +395,10 @@ class Operator:
                 return self._native_plan(kernels)
             except LaunchError:
                 # A small GPU, or a part of one, may not hold so many CTAs together.
-                ctas_per_row = stages[0][1].ctas_per_row
-                if ctas_per_row == 1:
+                fewer = max(rule.ctas_per_row for _, rule in stages) // 2
+                if fewer == 0 or fewer >= limits.max_ctas_per_row:
                     raise
-                limits = limits._replace(max_ctas_per_row=ctas_per_row // 2)
+                limits = limits._replace(max_ctas_per_row=fewer)
 
     def _native_plan(self, kernels: Sequence[tuple[Kernel, Params, LaunchRule]]) -> _native.Plan:
         # Operators that share a general kernel fill its parameters from arrays of their own: not kernel.params.

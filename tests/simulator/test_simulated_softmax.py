@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import ml_dtypes  # noqa: F401  (numpy learns its types)
@@ -1082,3 +1084,48 @@ def test_a_mask_whose_batches_have_two_strides_is_refused():
     mask = np.zeros((2, 1, 2, 4, 8), bool)
     with using(simulated()), pytest.raises(ArgumentError, match=r"^softmax: mask must have dimensions before the"):
         softmax(x, mask=mask)
+
+
+# ---- What is excluded, and small devices -----------------------------------------------------------------------------
+
+READS_A_WINDOW = """
+import ctypes, mmap
+import numpy as np
+from transformer_rtc import SimulatedDevice, softmax, softmax_backward, using
+
+PAGE, KEYS, WINDOW = mmap.PAGESIZE, 65536, 64
+libc = ctypes.CDLL(None, use_errno=True)
+
+def unreadable_but_for_the_window():
+    memory = mmap.mmap(-1, 4 * KEYS)
+    row = np.frombuffer(memory, np.float32).reshape(1, KEYS)
+    row[:] = np.linspace(0, 1, KEYS)
+    readable = 4 * (KEYS - WINDOW) // PAGE * PAGE
+    assert libc.mprotect(ctypes.c_void_p(row.ctypes.data), ctypes.c_size_t(readable), 0) == 0
+    return row
+
+with using(SimulatedDevice(static={static})):
+    x = unreadable_but_for_the_window()
+    y = softmax(x, causal="aligned", window=WINDOW)
+    assert abs(y.sum() - 1) < 1e-6 and (y[0, -WINDOW:] > 0).all() and not y[0, :-WINDOW].any()
+    dy, y = unreadable_but_for_the_window(), unreadable_but_for_the_window()
+    dx = softmax_backward(dy, y, causal="aligned", window=WINDOW)
+    assert dx[0, -WINDOW:].any() and not dx[0, :-WINDOW].any()
+"""
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["specialised", "general"])
+def test_no_page_of_keys_that_a_window_excludes_is_read(static):
+    done = subprocess.run([sys.executable, "-c", READS_A_WINDOW.replace("{static}", str(static))], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_device_that_holds_no_cluster_makes_a_masks_gradient_by_single_ctas(rng):
+    y = rng.random((2, 2, 3, 16), np.float32)
+    mask = np.zeros((3, 16), np.float32)
+    found = []
+    for multiprocessors in (8, 1):
+        with using(SimulatedDevice(120, multiprocessors=multiprocessors)):
+            found.append(softmax_backward(y, y, mask=mask, return_dmask=True))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -219,7 +219,8 @@ def softmax(
         v above all others, becomes NaN.
     scale : float
         What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and
-        scale * log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38.
+        scale * log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38; in the
+        general kernels, and in lse, v itself.
     mask : array of bool, uint8, float32, float16 or bfloat16, optional
         Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of floats: what
         is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's shape, or one that is
@@ -331,8 +332,10 @@ def softmax_backward(
         The forward call's.
     causal, window
         The forward call's: what they exclude is not read, and dx is 0 there.
-    sink, lse : array [heads] and array [...], float32, optional
-        The forward call's sink and the lse that it returned, for the sink's gradient.
+    sink : array [heads], float32, float16 or bfloat16, optional
+        The forward call's, for its gradient, which needs lse, too.
+    lse : array [...], float32, optional
+        What the forward call returned.
     mask : array of float32, float16 or bfloat16, optional
         The forward call's, for its gradient: its elements are not read.
     out : array like y, optional
