@@ -316,14 +316,15 @@ _DRAWS = 120  # of each size
 def _others() -> Iterator[Case]:
     """Yield cases until every operator, type and option was tried with every layout, and both ways at every size.
 
-    Every layout of a device with clusters; of one without, every operator.
+    Every layout of a device with clusters; of one without, every operator, backward with statistics and without.
     """
     tried: set[tuple[Any, ...]] = set()
     for hidden in HIDDEN:
         for number in range(_DRAWS):
             case = _drawn(hidden, number)
             new = {(layout_of(case, ARCHITECTURES[90]), *feature) for feature in features(case)}
-            new |= {(layout_of(case, ARCHITECTURES[80]), "operator", case.operator)}
+            statistics = case.backward and case.rstd
+            new |= {(layout_of(case, ARCHITECTURES[80]), "operator", case.operator, statistics)}
             new -= tried
             if new or number < 2:
                 tried |= new
