@@ -642,9 +642,8 @@ def rms_norm_backward(
         dbias   = sum(dy)
 
     (Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
-    once. dweight and dbias are added up in an order that the device, the shape and
-    `sm_margin` fix: the same bits in every run. A
-    row's dx depends on no other row. What is not asked for costs nothing.
+    once. dweight and dbias are added up in an order that the device, the shape and `sm_margin` fix: the same bits in
+    every run. A row's dx depends on no other row. What is not asked for costs nothing.
 
     Parameters
     ----------
