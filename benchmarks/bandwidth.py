@@ -119,7 +119,6 @@ FORMS = {
     "to int8 by row": ("int8", True),
 }
 DRESIDUAL = "and dresidual"
-TYPED = tuple(shape for shape in SHAPES if shape[1] in (1024, 4096, 8192, 16384, 65536))
 COMPILED_HIDDEN = (1024, 4096, 8192, 32768, 131072)
 
 # (norm or any, kind, backward, data type or any, hidden at most): the least ratio to the ceiling; the first that fits a
@@ -275,7 +274,7 @@ def typed_cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
         if operator in PLAIN and OPERATORS[operator].norm != "softmax"
         for form in ((DRESIDUAL,) if OPERATORS[operator].way == "backward" else FORMS)
         if form != f"to {dtype}"
-        for rows, hidden in TYPED
+        for rows, hidden in ADDED
     ]
 
 
@@ -463,12 +462,12 @@ def ours(torch: Any, case: Case) -> Bind:
             return softmax_cases.ours(case, arrays.x, arrays.other, arrays.mask)
         if not case.backward:
             rows = (arrays.x,) if arrays.other is None else (arrays.x, arrays.other)
-            options = {"out_dtype": getattr(torch, case.out)}
+            options: dict[str, Any] = {"out_dtype": getattr(torch, case.out)} if case.form else {}
             if case.by_row:
                 options["row_scaling"] = True
             elif BYTES[case.out] == 1:
                 options |= {name: torch.ones(1, device=DEVICE) for name in ("scale", "amax")}
-            return functools.partial(function, *rows, *arrays.columns, EPS, **(options if case.form else {}))
+            return functools.partial(function, *rows, *arrays.columns, EPS, **options)
         statistics = {"rstd": arrays.rstd} if arrays.mean is None else {"mean": arrays.mean, "rstd": arrays.rstd}
         if arrays.dresidual is not None:
             statistics["dresidual"] = arrays.dresidual

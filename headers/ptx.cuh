@@ -475,10 +475,8 @@ TRTC_DEVICE uint32 load_acquire_global(const uint32* address) {
 // Served by the L2 cache, which all CTAs share. What another CTA stored must have been acquired: the simulator takes
 // these two for plain accesses.
 TRTC_DEVICE float load_relaxed_global(const float* address) {
-  float value;
-  TRTC_PTX(asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");)
-  TRTC_PORTABLE(value = trtc_simulator::load<float>(address);)
-  return value;
+  TRTC_PTX(return load_atomically_global(address);)
+  TRTC_PORTABLE(return trtc_simulator::load<float>(address);)
 }
 
 TRTC_DEVICE void store_relaxed_global(float* address, float value) {

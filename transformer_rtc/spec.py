@@ -80,6 +80,10 @@ BOOL = DType("bool", 6 << 8 | 8, "bool", "trtc::boolean", 1)
 DTYPES = {dtype.id: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT8, UINT8, BOOL)}
 
 
+# Bytes of shared memory that the system takes of a multiprocessor for each CTA. CUDA C++ Programming Guide.
+SYSTEM_SHARED_MEMORY = 1024
+
+
 class DeviceLimits(NamedTuple):
     """What a configuration may use of a device.
 
@@ -99,6 +103,11 @@ class DeviceLimits(NamedTuple):
     shared_memory_per_cta: int
     max_cluster_size: int
     max_ctas_per_row: int = 16
+
+    @property
+    def shared_memory_of_multiprocessor(self) -> int:
+        """Bytes that its CTAs have together, each with the system's for it."""
+        return self.shared_memory_per_cta + SYSTEM_SHARED_MEMORY
 
 
 # For compiling without a device; a device is asked. CUDA C++ Programming Guide, "Technical specifications per compute

@@ -493,8 +493,6 @@ FINISH_THREADS = 256
 FINISH_BOUNDS = f"{FINISH_THREADS}, 3"
 # Programmatic dependent launch.
 _EARLY_ARCHITECTURE = 90
-# Of each CTA, in a multiprocessor that has as much more than one CTA can have.
-_SYSTEM_SHARED = 1024
 
 
 @dataclass(frozen=True)
@@ -559,5 +557,5 @@ def finish_rule(spec: FinishSpec, hidden: int, per_head: bool, limits: DeviceLim
     rule = spec.launch_rule
     if per_head or limits.architecture < _EARLY_ARCHITECTURE:
         return rule
-    half = (limits.shared_memory_per_cta + _SYSTEM_SHARED) // 2
+    half = limits.shared_memory_of_multiprocessor // 2
     return rule._replace(dynamic_shared_memory=half, spread_ctas=math.ceil(hidden / spec.columns))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..checks import check_flag, check_integer
 from ..errors import ArgumentError, shown
-from ..spec import ARCHITECTURES, DeviceLimits, Target
+from ..spec import ARCHITECTURES, SYSTEM_SHARED_MEMORY, DeviceLimits, Target
 
 __all__ = ["ORDERS", "SimulatedDevice"]
 
@@ -16,7 +16,6 @@ ORDERS = ("first_in", "last_in", "random")
 # (threads, CTAs) of a multiprocessor. CUDA C++ Programming Guide, "Technical specifications per compute capability".
 _RESIDENT = {80: (2048, 32), 89: (1536, 24), 90: (2048, 32), 100: (2048, 32), 120: (1536, 24)}
 _MAX_THREADS = 1024
-_SYSTEM_SHARED_MEMORY = 1024  # of each CTA
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,8 @@ class SimulatedDevice:
             return 0
         most_threads, most_ctas = _RESIDENT[self.architecture]
         whole_warps = -(-threads // 32) * 32
-        memory = self.limits.shared_memory_per_cta + _SYSTEM_SHARED_MEMORY
-        return min(most_threads // whole_warps, memory // (shared_memory + _SYSTEM_SHARED_MEMORY), most_ctas)
+        memory = self.limits.shared_memory_of_multiprocessor
+        return min(most_threads // whole_warps, memory // (shared_memory + SYSTEM_SHARED_MEMORY), most_ctas)
 
     def __str__(self) -> str:
         return f"the simulated sm_{self.architecture}"
