@@ -1,5 +1,5 @@
 // The general kernels of softmax: length, types and options at run time. Complete for every shape: `Threads` threads
-// have a row, and read it again for each thing they ask of it, if it has more than a Vec for each of them.
+// have a row, and read it twice, if it has more than a Vec for each of them.
 #pragma once
 
 #include "any_row.cuh"
@@ -105,32 +105,49 @@ TRTC_DEVICE void softmax_forward_of(const Params& params) {
     const Reading<Threads> reading(any_range(params, row, exists), thread);
 
     const bool excludes = params.mask != nullptr || params.causal != 0;
+    // In one reading: about a v of the thread's own, which is `slack` below its largest one at most. How often that
+    // moves adds nothing to the error: each time, what came before is e^-slack of itself. As in softmax_forward, the
+    // terms of the largest v are counted apart.
+    constexpr float slack = 2.0f;
+    const float lowest = float_from_bits(0xff7fffffu);  // -infinity less than it is no NaN
     float v[N] = {};
-    float most[1] = {minus_infinity()};
-    for (int column = reading.first; column < reading.range.end; column += stride) {
+    float most = lowest, thread_about = lowest, ones = 0.0f;
+    float terms[1] = {0.0f};
+    add_long(terms, reading.first, reading.range.end, stride, [&](int column, float (&block)[1]) {
       load_scaled(params, v, x, mask, reading, column);
+      float largest = v[0];
 #pragma unroll
-      for (int i = 0; i < N; ++i) most[0] = Largest::of(most[0], v[i]);
-    }
-    reduction.template reduce_in_cta<Largest, 0>(most);
+      for (int i = 1; i < N; ++i) largest = Largest::of(largest, v[i]);
+      float of_vec = 0.0f;
+      if (largest > most) {
+        if (largest > thread_about + slack) {
+          const float less = exponential(thread_about - largest);
+          terms[0] *= less;
+          block[0] *= less;
+          thread_about = largest;
+        }
+        of_vec = ones * large_exponential(most - thread_about);
+        most = largest;
+        ones = 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float term = large_exponential(v[i] - thread_about);
+        of_vec += v[i] == most ? 0.0f : term;
+        ones += v[i] == most ? 1.0f : 0.0f;
+      }
+      block[0] += of_vec;
+    });
+    float row_most[1] = {most};
+    reduction.template reduce_in_cta<Largest, 0>(row_most);
     const bool has_sink = params.sink != nullptr && exists;
     const float sink =
         has_sink ? any_sink_of_head(params, head_of_matrix(params, matrix_of(params, row))) : minus_infinity();
-    most[0] = Largest::of(most[0], sink);
-    const float about = most[0] == minus_infinity() ? 0.0f : most[0];
-    float sums[2] = {0.0f, 0.0f};  // the terms that are 1 apart, as in softmax_forward
-    add_long(sums, reading.first, reading.range.end, stride, [&](int column, float (&sum)[2]) {
-      if (reading.again) load_scaled(params, v, x, mask, reading, column);
-      float of_vec[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float term = large_exponential(v[i] - about);
-        of_vec[0] += term == one ? 0.0f : term;
-        of_vec[1] += term == one ? one : 0.0f;
-      }
-      sum[0] += of_vec[0];
-      sum[1] += of_vec[1];
-    });
+    const float about = Largest::of(row_most[0], sink);
+    // A row of which infinity is the largest is NaN, as its difference from itself is.
+    const float of_most = ones * large_exponential(most - about);
+    float sums[2] = {terms[0] * exponential(thread_about - about) + (most == about ? 0.0f : of_most),
+                     most == about ? of_most : 0.0f};
     reduction.template reduce_in_cta<Sum, 1>(sums);
     float total = (sums[0] + sums[1]) + (has_sink ? large_exponential(sink - about) : 0.0f);
     if (total < 0.5f) total = 0.0f;  // nothing takes part

@@ -4,7 +4,8 @@ v = scale * x + mask is rounded to float32 by definition, but for a result of 16
 the scale is applied to differences. With u = 2^-24 and d = max(v) - v of an element: v - max(v) is within d u, the
 exponential of that within 1.2 u more. For a result of 16 bits an exponential of base 2 is taken of a number about 24,
 which is rounded by 2^-20 (and more as d grows), as is that of max(v): within 2^-19 + 2^-21 d, with 2^-22 of each
-instruction. The sum is within what its terms are and `LONGEST` additions; the quotient within 2 u.
+instruction. The sum is within what its terms are, 2.4 u of an exponential that takes those of a part of the row to what
+is about the row's largest v, and `LONGEST` additions; the quotient within 2 u.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _parts(x, scale, within, added, sink, out):
 def _errors(distance, p, total, out: DType):
     of_term = (1.2 + distance) * U if out is FLOAT32 else 2.0**-19 + distance * 2.0**-21
     with np.errstate(all="ignore"):
-        of_sum = (p * of_term).sum(axis=-1, keepdims=True) / np.where(total > 0, total, 1) + LONGEST * U
+        of_sum = (p * of_term).sum(axis=-1, keepdims=True) / np.where(total > 0, total, 1) + (2.4 + LONGEST) * U
     return of_term, np.where(np.isfinite(of_sum), of_sum, 0)
 
 
@@ -99,7 +100,8 @@ def backward(dy, y, scale=1.0, within=None, logarithm=False, out: DType = FLOAT3
             scale * dy * (1 if logarithm else y)
         )
         value = np.where(within, dx, 0)
-        bound = np.where(within & np.isfinite(bound), bound + np.abs(dx) * 3 * U + SMALLEST, 0)
+        # A product of a subnormal y is within 2^-150 before it is scaled.
+        bound = np.where(within & np.isfinite(bound), bound + np.abs(dx) * 3 * U + (1 + abs(scale)) * SMALLEST, 0)
     return Expected(value, np.nan_to_num(bound))
 
 

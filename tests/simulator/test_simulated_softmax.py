@@ -199,6 +199,18 @@ def test_float32_is_within_two_ulp_and_one_more_for_each_unit_below_the_largest(
         assert np.abs(y.sum(axis=-1) - 1).max() <= 8 * U
 
 
+@BOTH
+@pytest.mark.parametrize("slope", [1e-6, 1e-3, 0.02, 0.3, 3.0])
+def test_rows_that_grow_or_fall_are_within_the_bound(slope, static, rng):
+    # What terms are about moves with each Vec, chunk or CTA, a little or by much, or never again.
+    for columns, reverse in itertools.product((900, 40_000, 300_000), (1, -1)):
+        x = (slope * np.arange(columns) + rng.standard_normal(columns) * slope).astype(np.float32)[None, ::reverse]
+        x = np.ascontiguousarray(np.concatenate([x, x]))
+        x[1, rng.integers(0, columns)] = x[1].max() + 3  # dominates its row
+        with using(simulated(static=static, checked=False, multiprocessors=16)):
+            hold(x, expected.drawn(rng, x.shape, FLOAT32), FLOAT32)
+
+
 def test_full_slots_hold_a_row_at_every_alignment(held, rng):
     # As many columns as there are slots: those before the first one have the last ones.
     for offset in range(9):
@@ -1038,6 +1050,7 @@ REFUSED = {
     "a mask of strided keys": ({"mask": np.zeros((4, 16), bool)[:, ::2]}, "mask must be contiguous in its last dim"),
     "a mask that is overwritten": ({"mask": "out"}, "out must not overlap mask"),
     "a scale of nothing": ({"scale": float("nan")}, "scale must be finite; it is nan in float32"),
+    "a scale beyond all floats": ({"scale": 10**400}, "scale must be finite in float32; it is 10000"),
     "an output of float64": (
         {"out_dtype": "float64"},
         "out_dtype must be one of float32, float16, bfloat16; it is 'float64'",
@@ -1054,6 +1067,17 @@ def test_bad_arguments_are_refused_by_name(name):
         options = {"out": out, "mask": out.view(np.uint8).reshape(2, 3, 4, 32)[..., :8]}
     with using(simulated()), pytest.raises(ArgumentError, match=f"^(softmax: )?{message}"):
         softmax(X, **options)
+
+
+def test_a_mask_of_some_batches_is_expanded_along_these_alone():
+    x, mask = np.zeros((2, 5, 3, 4, 8), np.float32), np.ones((2, 1, 1, 4, 8), bool)
+    message = r"mask must have dimensions before the heads that collapse.*contiguous array of \(2, 5, 1, 4, 8\)$"
+    with using(simulated()):
+        with pytest.raises(ArgumentError, match=message):
+            softmax(x, mask=mask)
+        with pytest.raises(ArgumentError, match=r"array of \(2, 5, 1, 1, 8\)$"):
+            softmax(x, mask=np.ones((5, 1, 1, 8), bool))
+        assert (softmax(x, mask=np.ones((2, 5, 1, 4, 8), bool)) == 0).all()
 
 
 def test_a_sink_s_gradient_needs_the_sink_and_lse():

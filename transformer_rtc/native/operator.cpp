@@ -266,7 +266,9 @@ void Operator::read_values(PyObject* const* arguments, Call& call) {
       case Role::non_negative: {
         const double number = PyFloat_AsDouble(value);
         if (is_bool(value) || (number == -1.0 && PyErr_Occurred())) {
+          const bool too_large = PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_OverflowError);
           PyErr_Clear();
+          if (too_large) refuse(argument.called, "must be finite in float32; it is " + shown(value));
           refuse(argument.called, std::string("must be a real number; it is of type ") + Py_TYPE(value)->tp_name);
         }
         if (!std::isfinite(static_cast<float>(number))) {
@@ -539,8 +541,14 @@ void Operator::check_mask(const std::string& name, const View& view, const View&
     if (extent == 1) {
       strides.batch = stride(dimension);
     } else if (stride(dimension) != strides.batch * extent) {
+      // Heads, queries and keys may stay as they are.
+      std::vector<int64_t> shape(first.shape, first.shape + first.ndim - 3);
+      for (int own = first.ndim - 3 - missing; own < view.ndim; ++own) shape.push_back(own < 0 ? 1 : view.shape[own]);
+      View enough = first;
+      enough.shape = shape.data();
       refuse(name, "must have dimensions before the heads that collapse to one stride; its shape is " +
-                       view.shape_text() + ": pass a contiguous array of " + first.shape_text());
+                       view.shape_text() + ": expand these alone, and pass a contiguous array of " +
+                       enough.shape_text());
     }
     extent *= first.shape[dimension];
   }
