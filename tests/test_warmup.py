@@ -200,7 +200,7 @@ def call_arguments(
         shapes["lse"] = rows[:-1]
         optional = {}
         keywords.pop("sm_margin")
-        given = {key: "aligned" if key == "causal" and value else value for key, value in given.items()}
+        given = {key: "aligned" if key == "causal" and value is True else value for key, value in given.items()}
     for key, value in (optional | given).items():
         if key in ("sm_margin", "per_head", "heads"):
             continue
@@ -220,6 +220,7 @@ SOFTMAX = [name for name in PUBLIC if "softmax" in name]
 FORMS = [
     *((name, {}) for name in PUBLIC),
     *((name, {"out_dtype": "float32", "causal": True}) for name in SOFTMAX),
+    *((name, {"causal": "aligned"}) for name in SOFTMAX),
     *((name, {"mask": True, "mask_keeps": True, "return_lse": True}) for name in SOFTMAX if "backward" not in name),
     *((name, {"mask": "float32", "sink": True, "heads": 3}) for name in SOFTMAX if "backward" not in name),
     *((name, {"sink": "float32", "lse": True, "heads": 3}) for name in SOFTMAX if "backward" in name),

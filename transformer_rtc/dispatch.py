@@ -83,6 +83,8 @@ class Argument(NamedTuple):
         The outputs that ``"dtype_out"`` or ``"wanted"`` is about.
     called : str
         What the user's function calls it; by default its name, behind ``return_`` where it says whether to return it.
+    words : tuple of str
+        What a ``"flag"`` is set by, where the user's function takes words and not a bool.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Argument(NamedTuple):
     like: str = ""
     of: tuple[str, ...] = ()
     called: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def keyword(self) -> str:

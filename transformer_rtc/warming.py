@@ -85,10 +85,13 @@ def _request(
                 f"{operator}: {name} is {shown(value)}; it takes a data type, True, False or None"
             ) from None
 
-    def says(name: str) -> bool | None:
+    def says(name: str, words: Sequence[str] = ()) -> bool | None:
         value = given.get(name)
+        if isinstance(value, str) and value in words:
+            return True
         if value is not None and not isinstance(value, bool):
-            raise ArgumentError(f"{operator}: {name} is {shown(value)}; it takes True, False or None")
+            accepted = ", ".join(("True", "False", *map(repr, words)))
+            raise ArgumentError(f"{operator}: {name} is {shown(value)}; it takes {accepted} or None")
         return value
 
     def said_of(argument: Argument, role: str) -> str:
@@ -121,7 +124,7 @@ def _request(
             default = argument.dtypes[0] if argument.dtypes[0] is BOOL or len(argument.dtypes) == 1 else dtype
             types[name] = chosen(name, given.get(name, is_there), default)
     described = operators()[operator].arguments
-    flags = frozenset(a.name for a in described if a.role == "flag" and says(a.name))
+    flags = frozenset(a.name for a in described if a.role == "flag" and says(a.name, a.words))
     has_margin = any(a.role == "sm_margin" for a in described)
     columns = manifest.columns_of(operator, columns)
     request = Request(operator, types, columns, per_head, margin and has_margin, flags)
@@ -268,7 +271,7 @@ def warmup(
         What a call gives besides, by the names that the operators take: True, a data type, or None. ``weight`` is there
         unless it is None, and so is LayerNorm's ``bias``; others are where they are named, such as
         ``weight="float32"``, ``return_rstd=True``, ``out_dtype="float8_e4m3fn"``, ``scale=True``; of softmax,
-        ``causal=True``, ``mask="bool"``, ``sink=True``.
+        ``causal="aligned"``, ``mask="bool"``, ``sink=True``.
 
     Returns
     -------

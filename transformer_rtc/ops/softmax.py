@@ -25,6 +25,7 @@ from .softmax_kernels import (
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+_CAUSAL_MODES = ("upper_triangular", "aligned")
 
 
 class _SoftmaxFamily:
@@ -116,7 +117,7 @@ def _gradients(request: Request, limits: DeviceLimits) -> Iterator[SinkGradientS
 
 _FAMILY = _SoftmaxFamily()
 _CAUSAL = (
-    Argument("causal", "flag"),
+    Argument("causal", "flag", words=_CAUSAL_MODES),
     Argument("upper_triangular", "square", called="causal"),
     Argument("window", "integer"),
 )
@@ -177,8 +178,9 @@ def _region(name: str, causal: str | None, window: int | None) -> tuple[bool, bo
         if window is not None:
             raise ArgumentError(f"{name}: window needs a causal mode; it is {shown(window)} and causal is None")
         return False, False, 0
-    if not isinstance(causal, str) or causal not in ("upper_triangular", "aligned"):
-        raise ArgumentError(f"{name}: causal must be 'upper_triangular', 'aligned' or None; it is {shown(causal)}")
+    if not isinstance(causal, str) or causal not in _CAUSAL_MODES:
+        modes = ", ".join(map(repr, _CAUSAL_MODES))
+        raise ArgumentError(f"{name}: causal must be {modes} or None; it is {shown(causal)}")
     if window is not None:
         try:
             keys = 0 if isinstance(window, bool) else index(window)
@@ -187,7 +189,7 @@ def _region(name: str, causal: str | None, window: int | None) -> tuple[bool, bo
         if keys < 1:
             raise ArgumentError(f"{name}: window must be a number of keys of at least 1; it is {shown(window)}")
         window = min(keys, _native.MOST_COLUMNS)
-    return True, causal == "upper_triangular", window or 0
+    return True, causal == _CAUSAL_MODES[0], window or 0
 
 
 def softmax(
