@@ -73,6 +73,8 @@ OPERATORS = {
     "layer_norm_backward": Operator("layer_norm", "backward", 2, 1, 3),
     "softmax": Operator("softmax", "forward", 1, 1, 0),
     "softmax_backward": Operator("softmax", "backward", 2, 1, 0),
+    "log_softmax": Operator("softmax", "forward", 1, 1, 0),
+    "log_softmax_backward": Operator("softmax", "backward", 2, 1, 0),
 }
 PLAIN = ("rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward", "softmax", "softmax_backward")
 
@@ -170,8 +172,8 @@ EXAMPLES = """examples:
 class Case(NamedTuple):
     """An operator on a shape.
 
-    `kind` is "shape", "ragged", "packed" (a row is a token, with heads in it), "small", or of softmax "masked",
-    "causal" or "aligned", where there is a matrix of rows by hidden for each of (batch, heads).
+    `kind` is "shape", "ragged", "packed" (a row is a token, with heads in it), "small", or one of softmax's that
+    softmax_cases names, where there is a matrix of rows by hidden for each of (batch, heads).
     """
 
     operator: str
@@ -219,8 +221,13 @@ class Case(NamedTuple):
         if self.kind == "small":
             return self.does.way == "forward"  # autograd's nodes are not captured
         if self.matrix:
-            return self.dtype == "bfloat16" and self.hidden <= 16384
-        return self.kind == "shape" and self.dtype == "bfloat16" and self.hidden in COMPILED_HIDDEN
+            return self.kind in ("masked", "causal", "aligned") and self.dtype == "bfloat16" and self.hidden <= 16384
+        return (
+            self.kind == "shape"
+            and not self.operator.startswith("log_")
+            and self.dtype == "bfloat16"
+            and self.hidden in COMPILED_HIDDEN
+        )
 
     @property
     def target(self) -> float | None:
@@ -246,11 +253,12 @@ class Case(NamedTuple):
     @property
     def moved_bytes(self) -> int:
         does = self.does
-        if self.kind == "masked":
-            return 2 * self.row_bytes + self.matrix[0] * self.rows * self.hidden
-        if self.matrix:
-            read = sum(min(self.hidden, query + 1 + self.hidden - self.rows) for query in range(self.rows))
+        if self.kind in softmax_cases.CAUSAL:
+            read = softmax_cases.read_columns(self)
             return self.row_bytes + does.reads * self.row_bytes * read // (self.rows * self.hidden)
+        if self.matrix:
+            element = 1 if self.kind == "masked" else BYTES[self.dtype]
+            return self.copied_bytes + softmax_cases.mask_elements(self) * element
         column_bytes = self.row_bytes // (self.rows * (1 if self.per_head else self.heads))
         return self.copied_bytes + does.columns * column_bytes
 
@@ -287,12 +295,14 @@ def cases(only: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
             for kind, shapes in (("shape", SHAPES if plain else ADDED), ("ragged", RAGGED if plain else ())):
                 found += [Case(operator, kind, dtype, rows // divisor, hidden) for rows, hidden in shapes]
         for operator in only:
-            if OPERATORS[operator].norm != "softmax":
+            if operator not in PLAIN or OPERATORS[operator].norm != "softmax":
                 continue
+            kinds = ("masked", "causal") if operator == "softmax" else ("causal",)
+            others = softmax_cases.OTHER_KINDS[OPERATORS[operator].way]
             for batch, heads, size in softmax_cases.MATRICES:
                 matrix = (max(1, batch // divisor), heads if batch > 1 else heads // divisor)
-                for kind in ("masked", "causal") if operator == "softmax" else ("causal",):
-                    found.append(Case(operator, kind, dtype, size, size, matrix=matrix))
+                here = others if (batch, heads, size) in softmax_cases.OTHER_MATRICES else ()
+                found += [Case(operator, kind, dtype, size, size, matrix=matrix) for kind in (*kinds, *here)]
             found.append(
                 Case(operator, "aligned", dtype, softmax_cases.ALIGNED_QUERIES, 16384, matrix=(4 // divisor, 4))
             )
@@ -324,7 +334,7 @@ class Arrays(NamedTuple):
     bias: Any
     mean: Any
     rstd: Any
-    mask: Any
+    softmax: Any  # what there is of it
     read: tuple[Any, ...]  # arrays of rows without gaps: what a copy of as many bytes reads
     dresidual: Any = None
 
@@ -339,8 +349,9 @@ def make_arrays(torch: Any, case: Case) -> Arrays:
 
     centred = case.does.norm == "layer_norm"
     if case.does.norm == "softmax":
-        x, other, mask = softmax_cases.make(torch, case, normal, DEVICE)
-        return Arrays(x, other, None, None, None, None, mask, (x,) if other is None else (x, other))
+        given = softmax_cases.make(torch, case, normal, DEVICE)
+        read = (given.x,) if given.dy is None else (given.x, given.dy)
+        return Arrays(given.x, given.dy, None, None, None, None, given, read)
     if case.part:
         first, heads = PACKED[case.part]
         x = normal(case.rows, PACKED_HEADS, case.hidden)[:, first : first + heads]
@@ -374,8 +385,7 @@ def expected(torch: Any, case: Case, arrays: Arrays) -> Expected:
     if case.does.norm == "softmax":
         rows = math.prod(case.matrix) * case.rows
         some = torch.linspace(0, rows - 1, min(rows, CHECKED_ROWS), device=DEVICE).long()
-        values = (arrays.x, arrays.other, arrays.mask)
-        return Expected(some, [softmax_cases.expected(torch, case, some, *values, DEVICE)], [])
+        return Expected(some, *softmax_cases.expected(torch, case, some, arrays.softmax, DEVICE))
     weight, bias = arrays.weight.double(), 0.0 if arrays.bias is None else arrays.bias.double()
 
     def normalized(x: Any) -> tuple[Any, Any]:
@@ -413,7 +423,8 @@ def expected(torch: Any, case: Case, arrays: Arrays) -> Expected:
 def check(torch: Any, call: Callable[[], Any], case: Case, arrays: Arrays, wanted: Expected) -> str | None:
     """Return what is wrong with a provider's results, or None."""
     of_out = torch.empty_like(arrays.read[0], dtype=getattr(torch, case.out))
-    like = [of_out] * len(wanted.rows) + [arrays.weight] * len(wanted.columns)
+    of_columns = arrays.weight if arrays.softmax is None else arrays.softmax.gradients_of
+    like = [of_out] * len(wanted.rows) + [of_columns] * len(wanted.columns)
     # NaNs in the memory that the allocator hands out next for arrays of these sizes.
     poisoned = [torch.full_like(one, 100 if case.out == "int8" else math.nan) for one in like]
     del poisoned
@@ -426,17 +437,18 @@ def check(torch: Any, call: Callable[[], Any], case: Case, arrays: Arrays, wante
         scale = row_scale[wanted.some].double().unsqueeze(-1)
     if len(found) != len(like):
         return f"{len(found)} results instead of {len(like)}"
-    of_rows, of_columns = TOLERANCES[case.dtype]
+    of_rows, of_others = TOLERANCES[case.dtype]
     if BYTES[case.out] == 1:
         of_rows = EIGHT_BITS_TOLERANCE
-    exact = [(one, of_rows) for one in wanted.rows] + [(one, of_columns) for one in wanted.columns]
+    exact = [(one, of_rows) for one in wanted.rows] + [(one, of_others) for one in wanted.columns]
     for number, (result, one, (reference, tolerance)) in enumerate(zip(found, like, exact, strict=True)):
         if result.shape != one.shape or result.dtype != one.dtype:
             return f"result {number}: {tuple(result.shape)} {result.dtype} for {tuple(one.shape)} {one.dtype}"
         if not bool(torch.isfinite(result.float()).all()):
             return f"result {number} has elements that are not finite"
-        of_rows_only = result.reshape(-1, case.hidden) if case.matrix else result
-        some = of_rows_only[wanted.some] if number < len(wanted.rows) else result
+        some = result
+        if number < len(wanted.rows):
+            some = (result.reshape(-1, case.hidden) if case.matrix else result)[wanted.some]
         deviation = float((some.double() * scale - reference).norm() / reference.norm())
         if not deviation <= tolerance:
             return f"result {number} has a relative error of {deviation:.1e}"
@@ -459,7 +471,7 @@ def ours(torch: Any, case: Case) -> Bind:
 
     def bind(arrays: Arrays) -> Call:
         if case.does.norm == "softmax":
-            return softmax_cases.ours(case, arrays.x, arrays.other, arrays.mask)
+            return softmax_cases.ours(case, arrays.softmax)
         if not case.backward:
             rows = (arrays.x,) if arrays.other is None else (arrays.x, arrays.other)
             options: dict[str, Any] = {"out_dtype": getattr(torch, case.out)} if case.form else {}
@@ -542,7 +554,7 @@ def of_function(torch: Any, case: Case, function: Callable[..., Any]) -> Bind:
 
 
 def softmax_in_torch(torch: Any, case: Case, wrap: Callable[[Any], Any]) -> Bind:
-    return lambda arrays: softmax_cases.in_torch(torch, case, arrays.x, arrays.other, arrays.mask, wrap)
+    return lambda arrays: softmax_cases.in_torch(torch, case, arrays.softmax, wrap)
 
 
 def torch_eager(torch: Any, case: Case) -> Bind:
@@ -596,9 +608,9 @@ def liger(torch: Any, case: Case) -> Bind:
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
     if case.does.norm == "softmax":
-        if case.matrix:
+        if case.matrix or case.operator.startswith("log_"):
             raise UnsupportedError
-        return lambda arrays: softmax_cases.in_liger(case, arrays.x, arrays.other)
+        return lambda arrays: softmax_cases.in_liger(case, arrays.softmax)
     refuse_all_but_plain(case)
     if case.kind == "small" and case.backward:
         raise UnsupportedError  # its backward ends a capture, and what follows in this process fails
@@ -1051,7 +1063,7 @@ def plot(result: dict[str, Any], path: str) -> None:
     labels = [f"{one.case.operator}, {one.case.dtype}, {one.case.shape}" for one in others]
     axis.set_xticks(range(len(others)), labels, fontsize=6, rotation=90)
     axis.margins(x=0.01)
-    axis.set_title("ragged rows, heads inside a packed qkv, residuals, masked and causal matrices")
+    axis.set_title("ragged rows, heads inside a packed qkv, residuals, log_softmax, softmax of matrices")
     for axis in axes.values():
         axis.axhline(1.0, color="black", linewidth=1, alpha=0.5)
         axis.set(ylabel="bandwidth / best copy", ylim=(0, None))

@@ -49,34 +49,53 @@ TYPES = {"bf16": BFLOAT16, "fp32": FLOAT32}
 
 
 class Class(NamedTuple):
-    """A class of kernel: its operator, the arrays of the operator's one data type, those of others, and flags."""
+    """A class of kernel: its operator, the arrays of the operator's one data type, those of others, and flags.
+
+    Those with a weight for each head are of heads, which are short.
+    """
 
     operator: str
     arrays: str
     others: Mapping[str, DType] = {}
     flags: frozenset[str] = frozenset()
+    per_head: bool = False
 
 
+LONGEST_HEAD = 512
+STATISTICS = {"mean": FLOAT32, "rstd": FLOAT32}
 CAUSAL = frozenset({"causal"})
 CLASSES = {
     "rms_norm": Class("rms_norm", "x weight out"),
     "layer_norm": Class("layer_norm", "x weight bias out"),
+    "rms_norm, heads": Class("rms_norm", "x weight out", per_head=True),
     "add_rms_norm": Class("add_rms_norm", "x residual weight out residual_out"),
+    "add_layer_norm": Class("add_layer_norm", "x residual weight bias out residual_out"),
+    "rms_norm_add": Class("rms_norm_add", "x residual weight out"),
+    "layer_norm_add": Class("layer_norm_add", "x residual weight bias out"),
     "rms_norm to fp8, scaled, amax": Class(
         "rms_norm", "x weight", {"out": FLOAT8_E4M3, "scale": FLOAT32, "amax": FLOAT32}
     ),
     "layer_norm to int8, scaled by row": Class("layer_norm", "x weight bias", {"out": INT8, "row_scale": FLOAT32}),
     "rms_norm_backward": Class("rms_norm_backward", "dy x weight out dweight", {"rstd": FLOAT32}),
-    "layer_norm_backward": Class(
-        "layer_norm_backward", "dy x weight out dweight dbias", {"mean": FLOAT32, "rstd": FLOAT32}
+    "rms_norm_backward, heads": Class("rms_norm_backward", "dy x weight out dweight", {"rstd": FLOAT32}, per_head=True),
+    "rms_norm_backward, dresidual": Class("rms_norm_backward", "dy x weight dresidual out dweight", {"rstd": FLOAT32}),
+    "layer_norm_backward": Class("layer_norm_backward", "dy x weight out dweight dbias", STATISTICS),
+    "layer_norm_backward, dresidual": Class(
+        "layer_norm_backward", "dy x weight dresidual out dweight dbias", STATISTICS
     ),
     "softmax": Class("softmax", "x out"),
     "softmax, causal": Class("softmax", "x out", {}, CAUSAL),
     "softmax, masked": Class("softmax", "x out", {"mask": BOOL}),
+    "softmax, a mask of floats": Class("softmax", "x mask out"),
+    "softmax, causal, a sink, lse": Class("softmax", "x sink out", {"lse": FLOAT32}, CAUSAL),
+    "log_softmax": Class("log_softmax", "x out"),
     "softmax_backward": Class("softmax_backward", "dy y out"),
     "softmax_backward, causal": Class("softmax_backward", "dy y out", {}, CAUSAL),
+    "softmax_backward, a mask's gradient": Class("softmax_backward", "dy y mask out dmask"),
+    "softmax_backward, causal, a sink's": Class("softmax_backward", "dy y sink out dsink", {"lse": FLOAT32}, CAUSAL),
+    "log_softmax_backward": Class("log_softmax_backward", "dy y out"),
 }
-FINISH = "finish"  # the second launch of a backward call: one kernel for all hidden sizes
+FINISH = "finish"  # the launches that follow a backward call's first one: few kernels for all hidden sizes
 EMPTY = 'extern "C" __global__ void empty() {}\n'
 
 EXAMPLES = """examples:
@@ -125,7 +144,9 @@ def specialisations(limits: DeviceLimits, hidden_sizes: Sequence[int] = HIDDEN_S
     """Return every class of kernel at each hidden size; kernels that serve several once."""
     found: dict[str, Kernel] = {}
     for hidden in hidden_sizes:
-        for kind, (name, arrays, others, flags) in CLASSES.items():
+        for kind, (name, arrays, others, flags, per_head) in CLASSES.items():
+            if per_head and hidden > LONGEST_HEAD:
+                continue
             operator = operators()[name]
             # Rows of up to so many columns have one kernel.
             columns = next((bucket for bucket in operator.buckets if hidden <= bucket), hidden)
@@ -134,7 +155,8 @@ def specialisations(limits: DeviceLimits, hidden_sizes: Sequence[int] = HIDDEN_S
                     argument.name for argument in operator.arguments if argument.dtypes and argument.role != "dtype_out"
                 )
                 given |= dict.fromkeys(arrays.split(), dtype) | dict(others)
-                first, *later = operator.family.specialise(Request(name, given, columns, False, False, flags), limits)
+                request = Request(name, given, columns, per_head, False, flags)
+                first, *later = operator.family.specialise(request, limits)
                 found.setdefault(first[0].symbol, Kernel(hidden, kind, dtypes, first[0]))
                 for spec, _ in later:
                     found.setdefault(spec.symbol, Kernel(None, FINISH, dtypes, spec))
@@ -335,7 +357,11 @@ def plot(result: dict[str, Any], path: str) -> None:
 
     measured = result["compiles"]
     figure, axes = pyplot.subplots(len(measured), len(TYPES), figsize=(18, 7 * len(measured)), squeeze=False)
-    colors = dict(zip(CLASSES, pyplot.cm.tab20.colors, strict=False))
+    # Ten colours, each with several lines.
+    styles = {
+        name: {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10]}
+        for number, name in enumerate(CLASSES)
+    }
     for row, one in zip(axes, measured, strict=True):
         for axis, dtypes in zip(row, TYPES, strict=True):
             kernels = [kernel for kernel in one["kernels"] if kernel["dtypes"] == dtypes and kernel["hidden"]]
@@ -347,9 +373,7 @@ def plot(result: dict[str, Any], path: str) -> None:
                     if kernel["class"] == name
                 ]
                 if points:
-                    axis.plot(
-                        *zip(*sorted(points), strict=True), marker="o", markersize=4, color=colors[name], label=name
-                    )
+                    axis.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=name, **styles[name])
             empty = statistics.median(one["empty_ms"])
             axis.axhline(empty, color="black", linestyle="--", linewidth=1, label=f"empty kernel, {empty:.0f} ms")
             axis.set_xticks(range(len(sizes)), [str(size) for size in sizes], rotation=60, ha="right")

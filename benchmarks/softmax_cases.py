@@ -3,94 +3,210 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import transformer_rtc
 
 SCALE = 0.5
 MASKED_SHARE = 0.3
+WINDOW = 1024
 # [batch, heads, queries, keys] of the masked and causal cases, as in shared/reference/peers-h200.md; queries are keys.
 MATRICES = ((8, 16, 1024), (2, 16, 2048), (1, 8, 4096), (1, 4, 8192), (1, 4, 16384), (1, 2, 32768))
 ALIGNED_QUERIES = 1024  # of which the last one sees the last key
 # Of MATRICES in bfloat16: the fastest of torch.compile and TransformerEngine, to the copy beside it, on another H200.
 PEERS = {"masked": (0.71, 0.47, 0.36, 0.40, 0.41), "causal": (0.74, 0.51, 0.36, 0.28, 0.29)}
 
+# Kinds of cases of matrices. A mask is [batch, 1, queries, keys], but for that of "own mask", which each head has; of
+# floats, it is added. A sink is in causal matrices. Backward, a mask and a sink have gradients.
+CAUSAL = ("causal", "aligned", "window", "sink")
+ADDED = ("added mask", "own mask")
+# What PEERS do not have, by direction, and of which of MATRICES.
+OTHER_KINDS = {"forward": ("added mask", "window", "sink"), "backward": ("added mask", "own mask", "window", "sink")}
+OTHER_MATRICES = tuple(matrix for matrix in MATRICES if matrix[2] in (2048, 8192))
 
-def make(torch: Any, case: Any, normal: Callable[..., Any], device: str) -> tuple[Any, Any, Any]:
-    """Return x, or y of a backward case; dy, or None; and the mask, or None."""
-    shape = (*case.matrix, case.rows, case.hidden) if case.matrix else (case.rows, case.hidden)
-    x = normal(*shape)
-    mask = None
+
+class Given(NamedTuple):
+    """Arrays of a call; those that its case does not have are None."""
+
+    x: Any  # or y, of a backward case
+    dy: Any
+    mask: Any
+    sink: Any
+    lse: Any
+
+    @property
+    def gradients_of(self) -> Any:
+        """Return what has a gradient beside x, or None."""
+        return self.sink if self.mask is None else self.mask
+
+
+def read_columns(case: Any) -> int:
+    """Return how many columns of a matrix take part in a causal case."""
+    most = WINDOW if case.kind == "window" else case.hidden
+    return sum(min(most, query + 1 + case.hidden - case.rows) for query in range(case.rows))
+
+
+def mask_elements(case: Any) -> int:
+    batch, heads = case.matrix
+    matrices = {"masked": batch, "added mask": batch, "own mask": batch * heads}.get(case.kind, 0)
+    return matrices * case.rows * case.hidden
+
+
+def make(torch: Any, case: Any, normal: Callable[..., Any], device: str) -> Given:
+    x = normal(*case.matrix, case.rows, case.hidden)
+    mask = sink = lse = None
     if case.kind == "masked":
-        batch, _ = case.matrix
-        mask = torch.rand((batch, 1, case.rows, case.hidden), device=device) < MASKED_SHARE
+        mask = torch.rand((case.matrix[0], 1, case.rows, case.hidden), device=device) < MASKED_SHARE
+    elif case.kind in ADDED:
+        batch, heads = case.matrix
+        mask = normal(batch, heads if case.kind == "own mask" else 1, case.rows, case.hidden)
+    elif case.kind == "sink":
+        sink = normal(case.matrix[1])
     if not case.backward:
-        return x, None, mask
-    excluded = exclusion(torch, case, device, mask)
+        return Given(x, None, mask, sink, None)
     y = torch.empty_like(x)
-    for one, scores in zip(
-        y.flatten(0, -3) if case.matrix else [y], x.flatten(0, -3) if case.matrix else [x], strict=True
-    ):
-        one.copy_(plain(torch, scores, None if excluded is None else excluded.flatten(0, -3)[0]))
-    return y, normal(*shape), mask
+    if sink is not None:
+        lse = torch.empty(x.shape[:-1], dtype=torch.float32, device=device)
+    for number in matrices(case):
+        # A mask's values do not matter to the gradient: y is without it.
+        v = scaled(torch, case, x[number], None, device)
+        if sink is not None:
+            lse[number] = torch.logsumexp(with_sink(torch, v.float(), sink[number[1]]), -1)
+        y[number] = normalized(torch, case, v, None if sink is None else sink[number[1]])
+    return Given(y, normal(*x.shape), mask, sink, lse)
 
 
-def exclusion(torch: Any, case: Any, device: str, mask: Any) -> Any:
-    """Return what does not take part, to be broadcast; None: everything does."""
-    if mask is not None or not case.matrix:
-        return mask
+def matrices(case: Any) -> Iterator[tuple[int, ...]]:
+    """Yield the index of each matrix; of a case without matrices, that of all."""
+    if not case.matrix:
+        yield ()
+        return
+    batch, heads = case.matrix
+    yield from ((one, head) for one in range(batch) for head in range(heads))
+
+
+def exclusion(torch: Any, case: Any, device: str) -> Any:
+    """Return what a causal mode excludes of a matrix, or None."""
+    if case.kind not in CAUSAL:
+        return None
     queries = torch.arange(case.rows, device=device)[:, None] + (case.hidden - case.rows)
-    return (torch.arange(case.hidden, device=device)[None, :] > queries)[None, None]
+    keys = torch.arange(case.hidden, device=device)[None, :]
+    excluded = keys > queries
+    return excluded | (keys <= queries - WINDOW) if case.kind == "window" else excluded
 
 
-def plain(torch: Any, x: Any, excluded: Any) -> Any:
-    scores = x * SCALE
-    return torch.softmax(scores if excluded is None else scores.masked_fill(excluded, float("-inf")), -1)
+def scaled(torch: Any, case: Any, x: Any, mask: Any, device: str) -> Any:
+    """Return v of x [..., queries, keys]."""
+    v = x * SCALE
+    if case.kind == "masked" and mask is not None:
+        return v.masked_fill(mask, float("-inf"))
+    if mask is not None:
+        return v + mask
+    excluded = exclusion(torch, case, device)
+    return v if excluded is None else v.masked_fill(excluded, float("-inf"))
 
 
-def expected(torch: Any, case: Any, some: Any, x: Any, dy: Any, mask: Any, device: str) -> Any:
-    """Return the result in float64 of some rows [some, columns] of the flattened rows."""
-    excluded = exclusion(torch, case, device, mask)
-    if excluded is not None:
-        excluded = excluded.expand(*case.matrix, case.rows, case.hidden).reshape(-1, case.hidden)[some]
-    x = x.reshape(-1, case.hidden)[some].double()
+def with_sink(torch: Any, v: Any, sink: Any) -> Any:
+    """Return v and a column more, of a sink that is broadcast to v's leading dimensions."""
+    return torch.cat((v, sink.to(v.dtype).expand(*v.shape[:-1], 1)), -1)
+
+
+def normalized(torch: Any, case: Any, v: Any, sink: Any) -> Any:
+    if case.operator.startswith("log_"):
+        return torch.log_softmax(v, -1)
+    return torch.softmax(v, -1) if sink is None else torch.softmax(with_sink(torch, v, sink), -1)[..., :-1]
+
+
+def gradient(case: Any, dy: Any, y: Any) -> Any:
+    if case.operator.startswith("log_"):
+        return dy - y.exp() * dy.sum(-1, keepdim=True)
+    return y * (dy - (dy * y).sum(-1, keepdim=True))
+
+
+def expected(torch: Any, case: Any, some: Any, given: Given, device: str) -> tuple[list[Any], list[Any]]:
+    """Return results in float64: of some rows [some, columns] of the flattened rows; and of others, whole."""
+    rows = given.x.reshape(-1, case.hidden)[some].double()
     if not case.backward:
-        return plain(torch, x, excluded)
-    dy = dy.reshape(-1, case.hidden)[some].double()
-    return SCALE * x * (dy - (dy * x).sum(-1, keepdim=True))
+        if not case.matrix:
+            return [normalized(torch, case, rows * SCALE, None)], []
+        found = torch.empty_like(rows)
+        for place, row in enumerate(some.tolist()):
+            matrix, query = divmod(row, case.rows)
+            head = matrix % case.matrix[1]
+            v = rows[place] * SCALE
+            if given.mask is not None:
+                mask = given.mask.expand(given.x.shape).flatten(0, 1)[matrix, query]
+                v = v.masked_fill(mask, float("-inf")) if case.kind == "masked" else v + mask.double()
+            elif case.kind in CAUSAL:
+                last = query + case.hidden - case.rows
+                keys = torch.arange(case.hidden, device=device)
+                first = last - WINDOW if case.kind == "window" else -1
+                v = v.masked_fill((keys > last) | (keys <= first), float("-inf"))
+            found[place] = normalized(torch, case, v, None if given.sink is None else given.sink[head])
+        return [found], []
+    dx = SCALE * gradient(case, given.dy.reshape(-1, case.hidden)[some].double(), rows)
+    if given.gradients_of is None:
+        return [dx], []
+    other = torch.zeros(given.gradients_of.shape, dtype=torch.float64, device=device)
+    for batch, head in matrices(case):
+        y, dy = given.x[batch, head].double(), given.dy[batch, head].double()
+        if given.sink is not None:
+            p = torch.exp(given.sink[head].double() - given.lse[batch, head].double())
+            other[head] -= (p * (dy * y).sum(-1)).sum()
+        else:
+            other[batch, head if case.kind == "own mask" else 0] += gradient(case, dy, y)
+    return [dx], [other]
 
 
-def options(case: Any, mask: Any) -> dict[str, Any]:
-    """Return the keywords of our functions."""
-    found: dict[str, Any] = {"scale": SCALE}
-    if mask is not None and not case.backward:
-        found["mask"] = mask
-    if case.kind in ("causal", "aligned"):
-        found["causal"] = "aligned"
-    return found
+def ours(case: Any, given: Given) -> Callable[[], Any]:
+    options: dict[str, Any] = {"scale": SCALE}
+    if case.kind in CAUSAL:
+        options["causal"] = "aligned"
+    if case.kind == "window":
+        options["window"] = WINDOW
+    options |= {name: getattr(given, name) for name in ("mask", "sink", "lse") if getattr(given, name) is not None}
+    arrays = (given.dy, given.x) if case.backward else (given.x,)
+    return functools.partial(getattr(transformer_rtc, case.operator), *arrays, **options)
 
 
-def ours(case: Any, x: Any, dy: Any, mask: Any) -> Callable[[], Any]:
-    function = getattr(transformer_rtc, case.operator)
-    arrays = (dy, x) if case.backward else (x,)
-    return functools.partial(function, *arrays, **options(case, mask))
-
-
-def in_torch(torch: Any, case: Any, x: Any, dy: Any, mask: Any, wrap: Callable[[Any], Any]) -> Callable[[], Any]:
+def in_torch(torch: Any, case: Any, given: Given, wrap: Callable[[Any], Any]) -> Callable[[], Any]:
     """Return a call of the same in torch's operators; `wrap` compiles a function, or leaves it."""
-    excluded = exclusion(torch, case, x.device, mask)
+    aten = torch.ops.aten
     if case.backward:
-        gradient = wrap(lambda dy, y: torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype) * SCALE)
-        return functools.partial(gradient, dy, x)
-    return functools.partial(wrap(lambda x, excluded: plain(torch, x, excluded)), x, excluded)
+        name = "_log_softmax_backward_data" if case.operator.startswith("log_") else "_softmax_backward_data"
+
+        def backward(dy: Any, y: Any, sink: Any, lse: Any) -> Any:
+            found = getattr(aten, name)(dy, y, -1, y.dtype)
+            if case.kind == "own mask":
+                return found * SCALE, found
+            if case.kind == "added mask":
+                return found * SCALE, found.sum(1, keepdim=True)
+            if case.kind == "sink":
+                dsink = -(torch.exp(sink[:, None] - lse) * (dy * y).sum(-1)).sum((0, 2))
+                return found * SCALE, dsink.to(sink.dtype)
+            return found * SCALE
+
+        return functools.partial(wrap(backward), given.dy, given.x, given.sink, given.lse)
+    excluded = exclusion(torch, case, given.x.device)
+
+    def forward(x: Any, mask: Any, sink: Any) -> Any:
+        v = x * SCALE
+        if excluded is not None or case.kind == "masked":
+            v = v.masked_fill(mask if excluded is None else excluded, float("-inf"))
+        elif mask is not None:
+            v = v + mask
+        return normalized(torch, case, v, None if sink is None else sink[:, None, None])
+
+    return functools.partial(wrap(forward), given.x, given.mask, given.sink)
 
 
-def in_liger(case: Any, x: Any, dy: Any) -> Callable[[], Any]:
+def in_liger(case: Any, given: Given) -> Callable[[], Any]:
     """Return a call of Liger's kernels, which know no scale: of arrays that are scaled already, untimed."""
     from liger_kernel.ops import softmax
     from liger_kernel.ops.utils import calculate_settings
 
+    x, dy = given.x, given.dy
     if not case.backward:
         return functools.partial(softmax.LigerSoftmaxFunction.apply, x * SCALE)
     block, warps = calculate_settings(min(case.hidden, 65536))  # its largest block
