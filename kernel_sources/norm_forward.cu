@@ -62,6 +62,13 @@ struct Affine {
   }
 };
 
+// What a column has of weight and bias.
+template <class Config>
+constexpr TRTC_DEVICE int affine_bytes_of() {
+  return (Config::has_weight ? sizeof(typename Config::Weight) : 0) +
+         (Config::has_bias ? sizeof(typename Config::Bias) : 0);
+}
+
 // Those of the first `Count` Vecs of a thread: where all are aligned, without a branch between them.
 template <class Config, int Count>
 TRTC_DEVICE void load_first(Affine<Config> (&affine)[Count], const AffineRow<Config>& row, int thread, int columns) {
@@ -96,31 +103,53 @@ struct Normalization {
   float scale;
 };
 
-// One Vec of y, from what forward_value() takes; its first element is the part's `column`. `most` becomes the largest
-// magnitude before the scale, if that is asked for.
+// One Vec of y before it is scaled, from what forward_value() takes, in the place of that; its first element is the
+// part's `column`. `most` becomes the largest magnitude, if that is asked for.
 template <bool Measures, class Config, class Params, int N>
-TRTC_DEVICE Vec<typename Config::Output, N> output_of(const Params& params, const float (&x)[N],
-                                                      const Normalization& row, const Affine<Config>& affine,
-                                                      const Vec<typename Config::Residual, N>& added, int column,
-                                                      int columns, float& most) {
+TRTC_DEVICE void finish_values(const Params& params, float (&y)[N], const Normalization& row,
+                               const Affine<Config>& affine, const Vec<typename Config::Residual, N>& added, int column,
+                               int columns, float& most) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    y[i] = forward_value<Config>(y[i], row.moments, row.rstd, affine.full_weight(params, i), affine.full_bias(i));
+    if constexpr (Config::added_after) y[i] += added.get(i);
+    if constexpr (Measures) {
+      if (Config::within(i, column, columns)) most = Maximum::of(most, magnitude(y[i]));
+    }
+  }
+}
+
+// It as it is stored.
+template <class Config, int N>
+TRTC_DEVICE Vec<typename Config::Output, N> output_of(const float (&y)[N], float scale) {
+  constexpr bool scaled = Config::has_scale || Config::row_scaled;
   Vec<typename Config::Output, N> result;
 #pragma unroll
   for (int i = 0; i < N; i += 2) {
-    float y[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int j = 0; j < (N == 1 ? 1 : 2); ++j) {
-      y[j] = forward_value<Config>(x[i + j], row.moments, row.rstd, affine.full_weight(params, i + j),
-                                   affine.full_bias(i + j));
-      if constexpr (Config::added_after) y[j] += added.get(i + j);
-      if constexpr (Measures) {
-        if (Config::within(i + j, column, columns)) most = Maximum::of(most, magnitude(y[j]));
-      }
-      if constexpr (Config::has_scale || Config::row_scaled) y[j] *= row.scale;
-    }
-    result.set(i, y[0], y[1]);
+    const float second = N == 1 ? 0.0f : y[i + (N > 1)];
+    result.set(i, scaled ? y[i] * scale : y[i], scaled ? second * scale : second);
   }
   return result;
 }
+
+// What a thread keeps of y until the scale of its row is known, `Count` Vecs. It takes them, and then gives them.
+template <int N, int Count>
+struct KeptValues {
+  float values[Count * N];
+
+  TRTC_DEVICE void pass(float (&y)[N], int number, bool gives) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (gives) {
+        y[i] = values[number * N + i];
+      } else {
+        values[number * N + i] = y[i];
+      }
+    }
+  }
+};
+template <int N>
+struct KeptValues<N, 0> {};
 
 // Of a row whose CTAs have told each other {shift, deviations, squares}, or {squares} where it is not centred.
 template <class Config, class Params>
@@ -282,8 +311,7 @@ TRTC_DEVICE void norm_forward(const Params& params) {
   constexpr bool exact = Config::exact;
   constexpr bool one_chunk = Config::chunks == 1;
   constexpr bool has_affine = Config::has_weight || Config::has_bias;
-  constexpr int affine_bytes = (Config::has_weight ? sizeof(typename Config::Weight) : 0) +
-                               (Config::has_bias ? sizeof(typename Config::Bias) : 0);
+  constexpr int affine_bytes = affine_bytes_of<Config>();
   // Fetched before the sum, the weight's latency is hidden behind the row's; more than this much would not fit beside
   // it.
   constexpr bool affine_early = has_affine && one_chunk && steps * N * affine_bytes <= 64;
@@ -430,6 +458,8 @@ TRTC_DEVICE void norm_forward(const Params& params) {
     y_out.begin({params.out, params.out_outer_stride, params.out_inner_stride}, params, row, place,
                 shared + Config::out_at);
     constexpr int passes = Config::row_scaled ? 2 : 1;
+    constexpr bool keeps = Config::row_scaled && one_chunk;
+    KeptValues<N, keeps ? steps : 0> kept;
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
       const bool stores = pass + 1 == passes;
@@ -445,20 +475,23 @@ TRTC_DEVICE void norm_forward(const Params& params) {
             if constexpr (Config::added_after) added[k].load(residual + column, count, inputs.residual.aligned);
           }
           if constexpr (has_affine && !affine_early && !affine_late) affine[k].load(affine_row, column / N, columns);
-          float x_or_deviation[N];
+          float y[N];
+          if (!keeps || !stores) {
 #pragma unroll
-          for (int i = 0; i < N; ++i) {
-            if constexpr (unpacked) {
-              x_or_deviation[i] = element[k * N + i];
-              if constexpr (Config::ctas_per_row > 1) x_or_deviation[i] += shift - found.moments.mean;
-            } else {
-              x_or_deviation[i] = value[k].get(i) - found.moments.mean;
+            for (int i = 0; i < N; ++i) {
+              if constexpr (unpacked) {
+                y[i] = element[k * N + i];
+                if constexpr (Config::ctas_per_row > 1) y[i] += shift - found.moments.mean;
+              } else {
+                y[i] = value[k].get(i) - found.moments.mean;
+              }
             }
+            constexpr bool measures = Config::has_amax || Config::row_scaled;
+            finish_values<measures>(params, y, found, affine[k], added[k], column, columns,
+                                    Config::has_amax ? amax : largest_in_row);
           }
-          constexpr bool measures = Config::has_amax || Config::row_scaled;
-          const auto result = output_of<measures>(params, x_or_deviation, found, affine[k], added[k], column, columns,
-                                                  Config::has_amax ? amax : largest_in_row);
-          if (stores) y_out.put(result, column, first, columns);
+          if constexpr (keeps) kept.pass(y, k, stores);
+          if (stores) y_out.put(output_of<Config>(y, found.scale), column, first, columns);
         }
         if (stores) y_out.finish(first, columns, thread, !one_chunk || Config::repeats);
       }
@@ -492,11 +525,14 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
   using Reduction = RowReduction<threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
                                  together * values, Config::repeats, Config::repeats || Config::row_scaled ? 2 : 1>;
   constexpr bool has_affine = Config::has_weight || Config::has_bias;
+  constexpr int affine_bytes = affine_bytes_of<Config>();
   constexpr bool one_pass = one_pass_of<Config>();
+  // Where a row has a scale: whether y stays in registers until that is known; others would spill.
+  constexpr bool keeps = Config::row_scaled && threads <= 512 && N > 1 && N * affine_bytes <= 32;
   // Vecs of the weight and bias that are on their way while others are used, the first ones while the sums are
   // exchanged: hides the L2 cache's latency (LayerNorm, bfloat16, 65536: all 8 0.95 of a copy, 7 of them 0.85); larger
   // CTAs have no registers for them, and where each serves several rows, half of them last as long.
-  constexpr bool loads_ahead = has_affine && !Config::row_scaled;
+  constexpr bool loads_ahead = has_affine && keeps == Config::row_scaled;
   // Before the sums, which hide it then (65536: 0.97, and 0.84 behind them); two rows' sums need the registers (0.85
   // and 0.96).
   constexpr bool loads_early = loads_ahead && one_pass && together == 1 && Config::exact;
@@ -643,6 +679,7 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
                      slot[r] + Config::out_at);
     }
     constexpr int passes = Config::row_scaled ? 2 : 1;
+    KeptValues<N, keeps ? together * steps : 0> kept;
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
       const bool stores = pass + 1 == passes;
@@ -651,7 +688,9 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
       for (int k = 0; k < steps; ++k) {
         const int column = (k * threads + thread) * N;
         Affine<Config> affine;
-        if constexpr (loads_ahead) {
+        if (keeps && stores) {
+          // Nothing is computed.
+        } else if constexpr (loads_ahead) {
           affine = ahead[k % in_flight];
           if (k + in_flight < steps) {
             ahead[k % in_flight].load(affine_row, (k + in_flight) * threads + thread, columns);
@@ -661,16 +700,19 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
         }
 #pragma unroll
         for (int r = 0; r < together; ++r) {
-          const Vec<Held, N> value = inputs[r].held_at(column);
-          Vec<typename Config::Residual, N> added;
-          if constexpr (Config::added_after) added = inputs[r].residual.at(column);
-          float x[N];
+          float y[N];
+          if (!keeps || !stores) {
+            const Vec<Held, N> value = inputs[r].held_at(column);
+            Vec<typename Config::Residual, N> added;
+            if constexpr (Config::added_after) added = inputs[r].residual.at(column);
 #pragma unroll
-          for (int i = 0; i < N; ++i) x[i] = value.get(i) - found[r].moments.mean;
-          constexpr bool measures = Config::has_amax || Config::row_scaled;
-          const auto result = output_of<measures>(params, x, found[r], affine, added, column, columns,
-                                                  Config::has_amax ? amax : largest_in_row[r]);
-          if (stores) y_out[r].put(result, column, 0, columns);
+            for (int i = 0; i < N; ++i) y[i] = value.get(i) - found[r].moments.mean;
+            constexpr bool measures = Config::has_amax || Config::row_scaled;
+            finish_values<measures>(params, y, found[r], affine, added, column, columns,
+                                    Config::has_amax ? amax : largest_in_row[r]);
+          }
+          if constexpr (keeps) kept.pass(y, r * steps + k, stores);
+          if (stores) y_out[r].put(output_of<Config>(y, found[r].scale), column, 0, columns);
         }
       }
 #pragma unroll
@@ -713,8 +755,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
   // Or at least until their deviations are summed.
   constexpr bool unpacked =
       held || (!Config::ragged && !one_pass && centred && sizeof(Held) < 4 && steps * N <= (threads > 512 ? 16 : 32));
-  constexpr int affine_bytes = (Config::has_weight ? sizeof(typename Config::Weight) : 0) +
-                               (Config::has_bias ? sizeof(typename Config::Bias) : 0);
+  constexpr int affine_bytes = affine_bytes_of<Config>();
   constexpr bool affine_held = !Config::ragged && (steps * N <= 16 || steps * N * affine_bytes <= 64);
   constexpr int values = centred ? 3 : 1;
   using Reduction = RowReduction<Config::threads, Config::rows_per_cta, Config::ctas_per_row, Config::exchange(),
@@ -908,8 +949,9 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
           if constexpr (centred) x[i] -= found.moments.mean;
         }
       }
-      return output_of<Config::has_amax>(params, x, found, affine[affine_held ? k : 0], added, slot - ring.inputs.shift,
-                                         columns, amax);
+      finish_values<Config::has_amax>(params, x, found, affine[affine_held ? k : 0], added, slot - ring.inputs.shift,
+                                      columns, amax);
+      return output_of<Config>(x, found.scale);
     };
     if (Config::ragged && !y_out.aligned) {
       // Rare: the text is there once, and in the other loop nothing is stored that a load could be.

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformer_rtc.dispatch import LaunchRule, Request, StaticKernel, operators
+from transformer_rtc.ops import norm_configurations
 from transformer_rtc.ops.norm_general import GeneralSpec
 from transformer_rtc.spec import (
     ARCHITECTURES,
@@ -252,6 +253,20 @@ def _transformer_engine() -> Iterator[Case]:
                 )  # fmt: skip
 
 
+def scaled_rows() -> Iterator[tuple[norm_configurations._Entry, Case]]:
+    """Yield each line that is for rows with a scale, and a case of its longest row."""
+    outputs = itertools.cycle((*FLOAT8, INT8))
+    for table in (norm_configurations._ROW_SCALED_FORWARD, norm_configurations._ROW_SCALED_SIZES):
+        for (norm, size), entries in table.items():
+            dtype = {2: BFLOAT16, 4: FLOAT32}[size]
+            for entry in entries:
+                hidden = entry.vectors * 16 // size
+                yield entry, Case(
+                    max(1, min(5, _MOST_ELEMENTS // hidden)), hidden, dtype, dtype, next(outputs), operator=norm,
+                    bias=dtype if norm == "layer_norm" else None, scaling=BY_ROW,
+                )  # fmt: skip
+
+
 def _drawn(hidden: int, number: int) -> Case:
     """Draw an operator, types and options: always the same ones."""
     drawn = random.Random(f"{hidden} {number}")
@@ -338,7 +353,8 @@ PLAIN = tuple(
     )
 )
 
-CASES = tuple({case.name: case for case in (*PLAIN, *_transformer_engine(), *_others())}.values())
+_SCALED = [case for _, case in scaled_rows()]
+CASES = tuple({case.name: case for case in (*PLAIN, *_transformer_engine(), *_SCALED, *_others())}.values())
 
 
 def compiled_cases(architecture: int) -> list[Case]:

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cases import BACKWARD, CASES, FAMILY, FORWARD, Case, compiled_cases, division_of, features, layout_of
+from cases import BACKWARD, CASES, FAMILY, FORWARD, Case, compiled_cases, division_of, features, layout_of, scaled_rows
 
 from transformer_rtc import compiler, sources, static
 from transformer_rtc.dispatch import Request, operators
@@ -180,7 +180,20 @@ def test_sizes_of_well_known_models_are_divided_as_their_lines_say():
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", ["_FORWARD", "_BACKWARD", "_FORWARD_SIZES", "_BACKWARD_SIZES"])
+def test_rows_with_scales_are_divided_as_their_lines_say_and_wide_columns_do_not_spill():
+    cases = []
+    for entry, case in scaled_rows():
+        config = case.stages(ARCHITECTURES[90])[0][0].config
+        taken = (config.ctas_per_row, config.threads_per_row, config.steps, config.in_shared, config.stages)
+        assert taken == (entry.ctas, entry.threads, entry.steps, entry.in_shared, entry.stages), case.hidden
+        cases += [case, case._replace(weight=FLOAT32, bias=FLOAT32 if case.bias else None)]
+    wrong = compile_all(cases, ARCHITECTURES[90])
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["_FORWARD", "_BACKWARD", "_FORWARD_SIZES", "_BACKWARD_SIZES", "_ROW_SCALED_FORWARD", "_ROW_SCALED_SIZES"]
+)
 def test_lines_are_in_the_order_of_their_lengths(name):
     # The first that is long enough is taken.
     for entries in getattr(norm_configurations, name).values():

@@ -391,6 +391,34 @@ _FORWARD_ELSEWHERE = (
     _Entry(65536, 16, 512, 8, in_shared=True),
     _Entry(131072, 16, 1024, 8, in_shared=True),
 )
+# Where each row has a scale, its threads keep y until they know that: 32 elements each, and LayerNorm's 64, in
+# registers that other divisions have for more CTAs (H100, to e4m3, of the best copy of x; behind it by the lines
+# above). Rows of more than 4096 columns, and LayerNorm's of just these sizes: what is not filled loses more (14336:
+# 0.78, and 0.85).
+_ROW_SCALED_LEAST = 4096
+_ROW_SCALED_FORWARD = {
+    ("rms_norm", 2): (_Entry(1024, 1, 256, 4),),  # 5120, 7168, 8192: 1.00, 1.00, 1.02; 0.96, 0.94, 0.99
+    # 7168, 16384, 40960, 65536, 131072: 0.99, 1.00, 0.97, 0.99, 0.95; 0.92, 0.95, 0.87, 0.96, 0.92
+    ("rms_norm", 4): tuple(_Entry(2048 * ctas, ctas, 256, 8, clusters=ctas > 1 or None) for ctas in (1, 2, 4, 8, 16)),
+    ("layer_norm", 2): (),
+    ("layer_norm", 4): (),
+}
+_ROW_SCALED_SIZES = {
+    ("rms_norm", 2): (),
+    ("rms_norm", 4): (),
+    ("layer_norm", 2): (
+        _Entry(512, 1, 64, 8, in_shared=True),  # 4096: 0.98; 0.92
+        _Entry(768, 1, 96, 8, in_shared=True),  # 0.98; 0.91
+        _Entry(1024, 1, 128, 8, in_shared=True),  # 1.01; 0.94
+        _Entry(2048, 2, 128, 8, in_shared=True, clusters=True),  # 16384: 0.96; 0.90
+        _Entry(4096, 4, 128, 8, in_shared=True, clusters=True),  # 0.90; 0.83
+        _Entry(16384, 16, 128, 8, in_shared=True, clusters=True),  # 131072: 0.80; 0.69
+    ),
+    ("layer_norm", 4): (
+        _Entry(2048, 2, 128, 8, in_shared=True, clusters=True),  # 8192: 0.96; 0.95
+        _Entry(4096, 4, 128, 8, in_shared=True, clusters=True),  # 0.90; 0.85
+    ),
+}
 # Two rows are read where a residual is added: rows that several CTAs share leave less room.
 _FORWARD_RESIDUAL = (
     _Entry(8192, 8, 128, 8, in_shared=True),  # bfloat16, 65536: 0.926; a cluster of 4 0.88
@@ -819,6 +847,7 @@ def configure(
     output: DType,
     limits: DeviceLimits,
     in_turn: bool = True,
+    row_scaled: bool = False,
 ) -> NormConfig:
     """Choose how a forward kernel's rows are divided.
 
@@ -836,8 +865,11 @@ def configure(
         Of the device.
     in_turn : bool
         Whether a CTA may take rows in turn through a ring, or several together: they have one weight.
+    row_scaled : bool
+        Whether each row of y has a scale: it is stored once, when that is known.
     """
     division = _Division(hidden, rows, output)
+    in_turn = in_turn and not row_scaled
 
     def fits(config: NormConfig) -> bool:
         if config.stages:
@@ -865,6 +897,10 @@ def configure(
         # RMSNorm of floats is faster in registers (4097: 0.90, ragged 0.83).
         first = _UNEVEN_FORWARD if (norm, division.bytes) == ("rms_norm", 4) else ()
         entries = (*first, *ragged, *_UNEVEN_FORWARD, *entries)
+    elif row_scaled and len(rows) == 1:
+        long = _ROW_SCALED_FORWARD[table] if hidden > _ROW_SCALED_LEAST else ()
+        scaled = (*division.exactly(_ROW_SCALED_SIZES[table]), *long)
+        entries = (*_lines(scaled, _has_clusters(limits)), *entries)
     if not pairs:
         entries = tuple(entry._replace(together=1) for entry in entries)
     found = _choose((*entries, *_FORWARD_ELSEWHERE), division, limits, 2, fits)

@@ -205,8 +205,14 @@ class ForwardSpec(_RowSpec):
     @property
     def _registers(self) -> int:
         config = self.config
-        if config.ragged or (config.in_shared and "row_scale" in self.stores):
+        if config.ragged:
             return 96
+        if "row_scale" in self.stores:
+            # What a thread keeps of y needs as many; the compiler takes fewer, and spills.
+            if config.in_shared:
+                return 96 if config.chunk * config.ctas_per_row == self.hidden else 112
+            if config.vector >= 4 and config.steps * config.vector >= 32:
+                return 80
         staged = self.output.bytes != self._held.bytes
         if staged and config.in_shared and not (config.stages or self._columns_ahead) and self.norm == "layer_norm":
             # The compiler takes 32 for some, for pairs of rows 48, and spills.

@@ -135,11 +135,12 @@ def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
     x, out, residual = dtypes["x"], dtypes["out"], dtypes.get("residual")
     assert x is not None and out is not None
     rows = (x, residual) if residual else (x,)
-    # What a CTA that takes rows in turn keeps of the weight is of all rows; and it stores a row once.
-    in_turn = not request.per_head and dtypes.get("row_scale") is None
+    # What a CTA that takes rows in turn keeps of the weight is of all rows.
+    in_turn = not request.per_head
     columns = [dtype for dtype in (dtypes["weight"], dtypes["bias"]) if dtype]
     held = residual if residual and adds == "before" else x
-    config = configure(norm, request.columns, rows, columns, held, out, limits, in_turn)
+    row_scaled = dtypes.get("row_scale") is not None
+    config = configure(norm, request.columns, rows, columns, held, out, limits, in_turn, row_scaled)
     return ForwardSpec(
         norm=norm,
         input=x,
