@@ -212,7 +212,7 @@ class ForwardSpec(_RowSpec):
             if config.in_shared:
                 return 96 if config.chunk * config.ctas_per_row == self.hidden else 112
             if config.vector >= 4 and config.steps * config.vector >= 32:
-                return 80
+                return 80 if config.vector > 4 else 96  # of floats 78 to 84, and 92 on sm_120
         staged = self.output.bytes != self._held.bytes
         if staged and config.in_shared and not (config.stages or self._columns_ahead) and self.norm == "layer_norm":
             # The compiler takes 32 for some, for pairs of rows 48, and spills.
