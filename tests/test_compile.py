@@ -10,7 +10,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cases import BACKWARD, CASES, FAMILY, FORWARD, Case, compiled_cases, division_of, features, layout_of, scaled_rows
+from cases import (
+    BACKWARD,
+    BY_ROW,
+    CASES,
+    FAMILY,
+    FORWARD,
+    Case,
+    compiled_cases,
+    division_of,
+    features,
+    layout_of,
+    scaled_rows,
+)
 
 from transformer_rtc import compiler, sources, static
 from transformer_rtc.dispatch import Request, operators
@@ -396,9 +408,11 @@ def test_every_operator_type_and_option_is_tried_with_every_way_to_hold_a_row():
     for backward in (False, True):
         of_all = set.union(*(found for (of, _), found in seen.items() if of == backward))
         for (of, layout), found in seen.items():
-            # Rows in turn, or together, are not for every option, nor at every size.
-            if of == backward and not layout.startswith(("in turn", "together")):
+            # Rows in turn, or together, are not for every option, nor at every size; and only rows with a scale are in
+            # registers of several CTAs.
+            if of == backward and not layout.startswith(("in turn", "together", "registers cluster")):
                 assert found == of_all, f"{layout}: {of_all - found}"
+    assert {one[1] for one in seen[False, "registers cluster"] if one[0] == "scaling"} == {BY_ROW}
 
 
 def test_every_operator_is_tried_with_every_way_to_hold_a_row_without_clusters():
