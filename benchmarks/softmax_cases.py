@@ -68,9 +68,10 @@ def make(torch: Any, case: Any, normal: Callable[..., Any], device: str) -> Give
     y = torch.empty_like(x)
     if sink is not None:
         lse = torch.empty(x.shape[:-1], dtype=torch.float32, device=device)
+    excluded = exclusion(torch, case, device)
     for number in matrices(case):
         # A mask's values do not matter to the gradient: y is without it.
-        v = scaled(torch, case, x[number], None, device)
+        v = scaled(case, x[number], None, excluded)
         if sink is not None:
             lse[number] = torch.logsumexp(with_sink(torch, v.float(), sink[number[1]]), -1)
         y[number] = normalized(torch, case, v, None if sink is None else sink[number[1]])
@@ -96,15 +97,14 @@ def exclusion(torch: Any, case: Any, device: str) -> Any:
     return excluded | (keys <= queries - WINDOW) if case.kind == "window" else excluded
 
 
-def scaled(torch: Any, case: Any, x: Any, mask: Any, device: str) -> Any:
-    """Return v of x [..., queries, keys]."""
+def scaled(case: Any, x: Any, mask: Any, excluded: Any) -> Any:
+    """Return v of x, of as many rows as the mask, and what a causal mode excludes, have."""
     v = x * SCALE
-    if case.kind == "masked" and mask is not None:
-        return v.masked_fill(mask, float("-inf"))
-    if mask is not None:
-        return v + mask
-    excluded = exclusion(torch, case, device)
-    return v if excluded is None else v.masked_fill(excluded, float("-inf"))
+    if excluded is not None:
+        v = v.masked_fill(excluded, float("-inf"))
+    if mask is None:
+        return v
+    return v.masked_fill(mask, float("-inf")) if case.kind == "masked" else v + mask
 
 
 def with_sink(torch: Any, v: Any, sink: Any) -> Any:
@@ -131,18 +131,12 @@ def expected(torch: Any, case: Any, some: Any, given: Given, device: str) -> tup
         if not case.matrix:
             return [normalized(torch, case, rows * SCALE, None)], []
         found = torch.empty_like(rows)
+        excluded = exclusion(torch, case, device)
         for place, row in enumerate(some.tolist()):
             matrix, query = divmod(row, case.rows)
             head = matrix % case.matrix[1]
-            v = rows[place] * SCALE
-            if given.mask is not None:
-                mask = given.mask.expand(given.x.shape).flatten(0, 1)[matrix, query]
-                v = v.masked_fill(mask, float("-inf")) if case.kind == "masked" else v + mask.double()
-            elif case.kind in CAUSAL:
-                last = query + case.hidden - case.rows
-                keys = torch.arange(case.hidden, device=device)
-                first = last - WINDOW if case.kind == "window" else -1
-                v = v.masked_fill((keys > last) | (keys <= first), float("-inf"))
+            mask = None if given.mask is None else given.mask.expand(given.x.shape).flatten(0, 1)[matrix, query]
+            v = scaled(case, rows[place], mask, None if excluded is None else excluded[query])
             found[place] = normalized(torch, case, v, None if given.sink is None else given.sink[head])
         return [found], []
     dx = SCALE * gradient(case, given.dy.reshape(-1, case.hidden)[some].double(), rows)
@@ -191,11 +185,7 @@ def in_torch(torch: Any, case: Any, given: Given, wrap: Callable[[Any], Any]) ->
     excluded = exclusion(torch, case, given.x.device)
 
     def forward(x: Any, mask: Any, sink: Any) -> Any:
-        v = x * SCALE
-        if excluded is not None or case.kind == "masked":
-            v = v.masked_fill(mask if excluded is None else excluded, float("-inf"))
-        elif mask is not None:
-            v = v + mask
+        v = scaled(case, x, mask, excluded)
         return normalized(torch, case, v, None if sink is None else sink[:, None, None])
 
     return functools.partial(wrap(forward), given.x, given.mask, given.sink)

@@ -400,12 +400,8 @@ _ROW_SCALED_FORWARD = {
     ("rms_norm", 2): (_Entry(1024, 1, 256, 4),),  # 5120, 7168, 8192: 1.00, 1.00, 1.02; 0.96, 0.94, 0.99
     # 7168, 16384, 40960, 65536, 131072: 0.99, 1.00, 0.97, 0.99, 0.95; 0.92, 0.95, 0.87, 0.96, 0.92
     ("rms_norm", 4): tuple(_Entry(2048 * ctas, ctas, 256, 8, clusters=ctas > 1 or None) for ctas in (1, 2, 4, 8, 16)),
-    ("layer_norm", 2): (),
-    ("layer_norm", 4): (),
 }
 _ROW_SCALED_SIZES = {
-    ("rms_norm", 2): (),
-    ("rms_norm", 4): (),
     ("layer_norm", 2): (
         _Entry(512, 1, 64, 8, in_shared=True),  # 4096: 0.98; 0.92
         _Entry(768, 1, 96, 8, in_shared=True),  # 0.98; 0.91
@@ -898,8 +894,8 @@ def configure(
         first = _UNEVEN_FORWARD if (norm, division.bytes) == ("rms_norm", 4) else ()
         entries = (*first, *ragged, *_UNEVEN_FORWARD, *entries)
     elif row_scaled and len(rows) == 1:
-        long = _ROW_SCALED_FORWARD[table] if hidden > _ROW_SCALED_LEAST else ()
-        scaled = (*division.exactly(_ROW_SCALED_SIZES[table]), *long)
+        long = _ROW_SCALED_FORWARD.get(table, ()) if hidden > _ROW_SCALED_LEAST else ()
+        scaled = (*division.exactly(_ROW_SCALED_SIZES.get(table, ())), *long)
         entries = (*_lines(scaled, _has_clusters(limits)), *entries)
     if not pairs:
         entries = tuple(entry._replace(together=1) for entry in entries)
