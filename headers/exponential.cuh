@@ -36,8 +36,8 @@ TRTC_DEVICE float exponential(float x) {
          float_from_bits(static_cast<uint32>(exponent - half + 127) << 23);
 }
 
-// 2^24 e^x of x <= 0, as near: so e^x has all its digits down to where it is rounded to 0. Below -104 it is something
-// between 0 and 2^-126.
+// 2^24 e^x of x <= 2 (any below 70), as near: so e^x has all its digits down to where it is rounded to 0. Below -104 it
+// is something between 0 and 2^-126.
 TRTC_DEVICE float large_exponential(float x) {
   x = larger_or_nan(x, -104.0f);
   const float magic = 12582912.0f + large_exponent + 127;  // as above, with what the exponent of a float is further

@@ -474,9 +474,9 @@ TRTC_DEVICE void norm_forward(const Params& params) {
             value[k].load(again + column, count, again_aligned);
             if constexpr (Config::added_after) added[k].load(residual + column, count, inputs.residual.aligned);
           }
-          if constexpr (has_affine && !affine_early && !affine_late) affine[k].load(affine_row, column / N, columns);
           float y[N];
           if (!keeps || !stores) {
+            if constexpr (has_affine && !affine_early && !affine_late) affine[k].load(affine_row, column / N, columns);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
               if constexpr (unpacked) {

@@ -105,9 +105,9 @@ TRTC_DEVICE void softmax_forward_of(const Params& params) {
     const Reading<Threads> reading(any_range(params, row, exists), thread);
 
     const bool excludes = params.mask != nullptr || params.causal != 0;
-    // In one reading: about a v of the thread's own, which is `slack` below its largest one at most. How often that
-    // moves adds nothing to the error: each time, what came before is e^-slack of itself. As in softmax_forward, the
-    // terms of the largest v are counted apart.
+    // In one reading: about a v of the thread's own, which is `slack` below its largest one at most. Each time that
+    // moves, what came before errs by 2.2 u more, and is e^-slack of itself or less. As in softmax_forward, the terms
+    // of the largest v are counted apart.
     constexpr float slack = 2.0f;
     const float lowest = float_from_bits(0xff7fffffu);  // -infinity less than it is no NaN
     float v[N] = {};

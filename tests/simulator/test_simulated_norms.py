@@ -591,6 +591,29 @@ def test_a_row_is_scaled_to_the_largest_number_and_a_row_of_zeros_by_one(dtype, 
             np.testing.assert_array_equal(results["row_scale"][[1, 4]], 1)
 
 
+# Lengths that leave a part of their CTAs without columns, and rows in turn of CTAs that share each.
+@pytest.mark.parametrize(
+    ("operator", "hidden", "dtype", "options"),
+    [
+        ("rms_norm", 5000, BFLOAT16, {"weight": FLOAT32}),
+        ("rms_norm", 8200, FLOAT32, {"weight": None}),
+        ("rms_norm", 8201, FLOAT32, {"weight": BFLOAT16, "heads": 3}),
+        ("rms_norm", 20_008, FLOAT32, {"weight": FLOAT16, "margin": 1}),
+        ("layer_norm", 16_384, BFLOAT16, {"bias": FLOAT32, "margin": 1}),
+        ("add_layer_norm", 8192, FLOAT32, {"weight": None, "bias": FLOAT32}),
+        ("add_layer_norm", 2048, BFLOAT16, {"weight": FLOAT32, "bias": FLOAT32}),
+        ("layer_norm", 1024, BFLOAT16, {"weight": FLOAT32, "bias": FLOAT32}),
+    ],
+)
+def test_rows_with_scales_that_leave_threads_idle_or_come_in_turn(operator, hidden, dtype, options, rng):
+    for out, rows in ((FLOAT8_E4M3, 6), (INT8, 15)):
+        case = forward_case(operator, rows, hidden, dtype, out=out, scaling=BY_ROW, **options)
+        given = calls.make_inputs(rng, case)
+        for device in devices(90, seeds=(), multiprocessors=3):
+            results = run(device, case, given)
+            calls.hold_within(case, results, calls.expect(case, given))
+
+
 @BOTH
 @OPERATORS
 @pytest.mark.parametrize("dtype", (*FLOAT8, INT8), ids=lambda dtype: dtype.symbol)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
-import ml_dtypes  # noqa: F401  (numpy learns its types)
+import ml_dtypes
 import numpy as np
 import pytest
 import softmax_reference as expected
@@ -518,6 +518,30 @@ def test_infinities_and_nan(static, rng):
             assert_within(log_y, found["log_y"], dtype, "log_y")
             assert_within(lse, found["lse"], FLOAT32, "lse")
             assert (y[0] == 0).all() and lse[0] == -np.inf
+
+
+def test_infinities_and_nan_where_a_thread_has_learnt_a_largest_before(rng):
+    # The general kernel reads a long row once for the sum: a thread's later elements change what its earlier are about.
+    stride = 4096
+    for dtype in FLOATS:
+        lowest = ml_dtypes.finfo(NUMPY_TYPES[dtype]).min
+        x = expected.drawn(rng, (9, 3 * stride + 5), dtype)
+        x[0, 2 * stride + 3] = np.inf
+        x[1, 2 * stride + 3] = np.nan
+        x[2, 3], x[2, 2 * stride + 3] = np.inf, 7
+        x[3, 3], x[3, 2 * stride + 3] = np.nan, 7
+        x[4, 3], x[4, stride + 3], x[4, 2 * stride + 3] = np.nan, np.inf, 7
+        x[5, :stride], x[5, 2 * stride :] = -np.inf, -np.inf
+        x[6] = lowest
+        x[7], x[7, 2 * stride + 3] = lowest, 5
+        x[8], x[8, 3] = -np.inf, lowest
+        found = expected.forward(x, out=dtype)
+        with using(simulated(static=True)):
+            y, lse = softmax(x, return_lse=True)
+            log_y = log_softmax(x)
+        assert_within(y, found["y"], dtype)
+        assert_within(log_y, found["log_y"], dtype, "log_y")
+        assert_within(lse, found["lse"], FLOAT32, "lse")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
