@@ -196,7 +196,8 @@ def call_arguments(
     optional = {"weight": True, "bias": "layer_norm" in name and "backward" not in name}
     shapes |= {"mask": (1, hidden), "sink": (heads,), "lse": rows[:-1]}
     if "softmax" in name:
-        rows = (2, heads, 2, hidden) if heads else (2, hidden)
+        queries = hidden if given.get("causal") == "upper_triangular" else 2
+        rows = (2, heads, queries, hidden) if heads else (queries, hidden)
         shapes["lse"] = rows[:-1]
         optional = {}
         keywords.pop("sm_margin")
@@ -220,7 +221,7 @@ SOFTMAX = [name for name in PUBLIC if "softmax" in name]
 FORMS = [
     *((name, {}) for name in PUBLIC),
     *((name, {"out_dtype": "float32", "causal": True}) for name in SOFTMAX),
-    *((name, {"causal": "aligned"}) for name in SOFTMAX),
+    *((name, {"causal": mode}) for name in SOFTMAX for mode in ("aligned", "upper_triangular")),
     *((name, {"mask": True, "mask_keeps": True, "return_lse": True}) for name in SOFTMAX if "backward" not in name),
     *((name, {"mask": "float32", "sink": True, "heads": 3}) for name in SOFTMAX if "backward" not in name),
     *((name, {"sink": "float32", "lse": True, "heads": 3}) for name in SOFTMAX if "backward" in name),
@@ -479,6 +480,14 @@ def test_a_progress_that_raises_ends_the_warm_up(compiler):
         (
             {"operators": "rms_norm", "dtypes": "float32", "hidden_sizes": 8, "weight": 3},
             "weight is 3; it takes a data",
+        ),
+        (
+            {"operators": "softmax", "dtypes": "float32", "hidden_sizes": 8, "causal": "lower"},
+            "causal is 'lower'; it takes True, False, 'upper_triangular', 'aligned' or None",
+        ),
+        (
+            {"operators": "softmax", "dtypes": "float32", "hidden_sizes": 8, "return_lse": "aligned"},
+            "return_lse is 'aligned'; it takes True, False or None",
         ),
         ({"operators": "rms_norm", "dtypes": "float32", "hidden_sizes": 8, "out_dtype": "int8"}, "needs row_scaling"),
         (

@@ -391,8 +391,8 @@ _FORWARD_ELSEWHERE = (
     _Entry(65536, 16, 512, 8, in_shared=True),
     _Entry(131072, 16, 1024, 8, in_shared=True),
 )
-# Where each row has a scale, its threads keep y until they know that: 32 elements each, and LayerNorm's 64, in
-# registers that other divisions have for more CTAs (H100, to e4m3, of the best copy of x; behind it by the lines
+# Where each row has a scale, its threads keep y until they know that: 32 elements each, and LayerNorm's of 16 bits 64,
+# in registers that other divisions have for more CTAs (H100, to e4m3, of the best copy of x; behind it by the lines
 # above). Rows of more than 4096 columns, and LayerNorm's of just these sizes: what is not filled loses more (14336:
 # 0.78, and 0.85).
 _ROW_SCALED_LEAST = 4096

@@ -25,7 +25,8 @@ from .softmax_kernels import (
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
-_CAUSAL_MODES = ("upper_triangular", "aligned")
+_SQUARE = "upper_triangular"
+_CAUSAL_MODES = (_SQUARE, "aligned")
 
 
 class _SoftmaxFamily:
@@ -189,7 +190,7 @@ def _region(name: str, causal: str | None, window: int | None) -> tuple[bool, bo
         if keys < 1:
             raise ArgumentError(f"{name}: window must be a number of keys of at least 1; it is {shown(window)}")
         window = min(keys, _native.MOST_COLUMNS)
-    return True, causal == _CAUSAL_MODES[0], window or 0
+    return True, causal == _SQUARE, window or 0
 
 
 def softmax(
