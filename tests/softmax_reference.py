@@ -7,8 +7,8 @@ which is rounded by 2^-20 (and more as d grows), as is that of max(v): within 2^
 instruction. The sum is within what its terms are, 2.4 u of an exponential that takes those of a part of the row to
 what is about the row's largest v, and `LONGEST` additions; the quotient within 2 u. Where a long row's largest v is
 learnt on the way, a term of the sum may be about a v that is 2 less, from which it comes to the largest in steps of 2
-and more (the differences to 2 above and back are within 4 u, an exponential and a product 2.2 u): by 4 u and 1.1 d u
-more.
+and more (the differences to 2 above and back are within 4 u, an exponential and a product 2.2 u): within 4 u and
+1.1 d u more. `LONGEST`, which only equal terms would need, has room for that.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def _parts(x, scale, within, added, sink, out):
 def _errors(distance, p, total, out: DType):
     of_term = (1.2 + distance) * U if out is FLOAT32 else 2.0**-19 + distance * 2.0**-21
     with np.errstate(all="ignore"):
-        of_terms = (p * (of_term + (4 + 1.1 * distance) * U)).sum(axis=-1, keepdims=True)
-        of_sum = of_terms / np.where(total > 0, total, 1) + (2.4 + LONGEST) * U
+        of_sum = (p * of_term).sum(axis=-1, keepdims=True) / np.where(total > 0, total, 1) + (2.4 + LONGEST) * U
     return of_term, np.where(np.isfinite(of_sum), of_sum, 0)
 
 

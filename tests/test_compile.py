@@ -192,16 +192,15 @@ def test_sizes_of_well_known_models_are_divided_as_their_lines_say():
     assert not wrong, "\n".join(wrong)
 
 
+def with_wide_columns(case: Case) -> Case:
+    return case._replace(weight=FLOAT32, bias=FLOAT32 if case.bias else None)
+
+
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - {90}))
 def test_rows_with_scales_of_one_cta_compile_for_other_architectures(architecture):
     # Their threads fill the registers, of which other architectures' code takes more or fewer.
     limits = ARCHITECTURES[architecture]
-    cases = [
-        case._replace(weight=FLOAT32, bias=FLOAT32 if case.bias else None)
-        for entry, case in scaled_rows()
-        if entry.ctas == 1
-    ]
-    wrong = compile_all(cases, limits)
+    wrong = compile_all([with_wide_columns(case) for entry, case in scaled_rows() if entry.ctas == 1], limits)
     assert not wrong, "\n".join(wrong)
 
 
@@ -211,7 +210,7 @@ def test_rows_with_scales_are_divided_as_their_lines_say_and_wide_columns_do_not
         config = case.stages(ARCHITECTURES[90])[0][0].config
         taken = (config.ctas_per_row, config.threads_per_row, config.steps, config.in_shared, config.stages)
         assert taken == (entry.ctas, entry.threads, entry.steps, entry.in_shared, entry.stages), case.hidden
-        cases += [case, case._replace(weight=FLOAT32, bias=FLOAT32 if case.bias else None)]
+        cases += [case, with_wide_columns(case)]
     wrong = compile_all(cases, ARCHITECTURES[90])
     assert not wrong, "\n".join(wrong)
 

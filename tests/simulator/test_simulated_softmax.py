@@ -521,22 +521,27 @@ def test_infinities_and_nan(static, rng):
 
 
 def test_infinities_and_nan_where_a_thread_has_learnt_a_largest_before(rng):
-    # The general kernel reads a long row once for the sum: a thread's later elements change what its earlier are about.
-    stride = 4096
-    for dtype in FLOATS:
+    # The general kernel reads a long row once for the sum: a thread's later elements change what its earlier are about,
+    # those of this Vec's block of 32 and, at `last`, those of the block before.
+    threads, vector = 512, 8
+    later, last = 5 * threads * vector, 32 * threads * vector
+    for dtype in (FLOAT32, BFLOAT16):
         lowest = ml_dtypes.finfo(NUMPY_TYPES[dtype]).min
-        x = expected.drawn(rng, (9, 3 * stride + 5), dtype)
-        x[0, 2 * stride + 3] = np.inf
-        x[1, 2 * stride + 3] = np.nan
-        x[2, 3], x[2, 2 * stride + 3] = np.inf, 7
-        x[3, 3], x[3, 2 * stride + 3] = np.nan, 7
-        x[4, 3], x[4, stride + 3], x[4, 2 * stride + 3] = np.nan, np.inf, 7
-        x[5, :stride], x[5, 2 * stride :] = -np.inf, -np.inf
+        x = expected.drawn(rng, (12, last + 100), dtype)
+        x[0, last + 3] = np.inf
+        x[1, last + 3] = np.nan
+        x[2, 3], x[2, last + 3] = np.inf, 7
+        x[3, 3], x[3, last + 3] = np.nan, 7
+        x[4, 3], x[4, later + 3], x[4, last + 3] = np.nan, np.inf, 7
+        x[5, :later], x[5, last:] = -np.inf, -np.inf
         x[6] = lowest
-        x[7], x[7, 2 * stride + 3] = lowest, 5
+        x[7], x[7, last + 3] = lowest, 5
         x[8], x[8, 3] = -np.inf, lowest
+        x[9] = -np.inf
+        x[10, :vector] = np.nan  # a thread's first Vec: nothing of it is the largest
+        x[11, later + 3], x[11, last + 3] = 15, 30
         found = expected.forward(x, out=dtype)
-        with using(simulated(static=True)):
+        with using(simulated(static=True, checked=False)):
             y, lse = softmax(x, return_lse=True)
             log_y = log_softmax(x)
         assert_within(y, found["y"], dtype)
