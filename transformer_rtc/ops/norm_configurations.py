@@ -422,30 +422,37 @@ _FORWARD_RESIDUAL = (
     _Entry(32768, 16, 512, 4, in_shared=True),  # 262144: 0.829
 )
 
-# Lines for clusters alone: H100, as in _BACKWARD_SIZES, most at lengths that no table has.
+# Where two devices are named, the ratios on an H200 and on an H100, means of 3 and of 2 placements: of 6 to 150
+# divisions of such a size the best on both, by what each is behind its device's best, where 0.03 on an H100 are
+# forgiven; of about as fast ones that which takes 16 and 128 rows less time in a graph. Where an H100 alone is named,
+# behind it is what was taken before. What is fastest on an H100 alone, small CTAs of large clusters, had 0.68 to 0.88
+# on an H200, whose memory is faster.
 _BACKWARD = {
     ("rms_norm", 2): (
         _Entry(32, 1, 16, 2, 16, True, 2),  # 256: 0.818
         _Entry(64, 1, 32, 2, 4, True, 3),  # 512: 0.877
         _Entry(128, 1, 32, 4, 4, True, 4),  # 1024: 0.888
         _Entry(256, 1, 64, 4, 2, True, 4),  # 2048: 0.920; by 128 threads 0.864
-        _Entry(448, 1, 224, 2, 1, True, 2, clusters=True),  # 3328: H100 0.942, 0.926
+        # 2304, 3072, 3328: H200 0.930, 0.942, 0.936, H100 0.939, 0.946, 0.937
+        _Entry(448, 1, 224, 2, 1, True, 2, bulk=True, clusters=True),
         _Entry(512, 1, 128, 4, 1, True, 4),  # 4096: 0.914
-        _Entry(640, 2, 160, 2, 1, True, 2, clusters=True),  # 4480: H100 0.957, 0.936
-        _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: 0.948
-        _Entry(1280, 2, 160, 4, 1, True, 4, clusters=True),  # 8704: H100 0.995, 0.970; 9000: 0.933, 0.885
-        _Entry(1792, 8, 128, 2, 1, True, 2, clusters=True),  # 11264: H100 0.965, 0.938; 13824: 0.962, 0.946
+        _Entry(640, 1, 320, 2, 1, True, 5, clusters=True),  # 4480: H200 0.955, H100 0.957
+        _Entry(1024, 1, 256, 4, 1, True, 4),  # 5632, 6144, 6912: H200 0.966, 0.945, 0.918, H100 0.942, 0.942, 0.934
+        _Entry(1280, 2, 160, 4, 1, True, 2, clusters=True),  # 8704, 8960: H200 0.958, 0.960, H100 0.942, 0.944
+        # 11008, 11264, 13824: H200 0.944, 0.951, 0.940, H100 0.949, 0.946, 0.929
+        _Entry(1792, 2, 224, 4, 1, True, 4, clusters=True),
         _Entry(2048, 4, 128, 4, 1, True, 4),  # 16384: 0.949
-        _Entry(2880, 8, 192, 2, 1, True, 2, clusters=True),  # 17920: H100 0.963, 0.942
-        _Entry(3072, 16, 96, 2, 1, True, 2, clusters=True),  # 23552: H100 0.953, 0.951
-        # 25088: H100 0.966, 0.933; 27648: 0.960, 0.958. But 128 rows of 25352 take 12.6 us in a graph instead of 11.4
-        _Entry(3456, 8, 128, 4, 1, True, 4, clusters=True),
-        _Entry(3840, 16, 128, 2, 1, True, 2, clusters=True),  # 27648: H100 0.958, 0.950
+        # 16896, 17920, 22528: H200 0.930, 0.926, 0.923; H100 0.933, 0.933
+        _Entry(2880, 8, 128, 3, 1, True, 2, clusters=True),
+        _Entry(3072, 2, 384, 4, 1, True, 3, clusters=True),  # 24576: H200 0.957, H100 0.945
+        _Entry(3456, 4, 224, 4, 1, True, 3, clusters=True),  # 25088, 27648: H200 0.937, 0.951, H100 0.943, 0.941
+        _Entry(3840, 16, 64, 4, 1, True, 2, clusters=True),  # 28672, 30720: H200 0.933, 0.927, H100 0.942, 0.937
         _Entry(4096, 2, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.943
-        _Entry(4608, 8, 160, 4, 1, True, 4, clusters=True),  # 35840: H100 0.981, 0.942
+        _Entry(4608, 8, 160, 4, 1, True, 3, clusters=True),  # 35840: H200 0.945, H100 0.936
         _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 65536: 0.946
-        _Entry(12288, 8, 384, 4, 1, True, 4, clusters=True),  # 69632: H100 0.972, 0.948; 96000: 0.957, 0.954
-        _Entry(15360, 8, 512, 4, 1, True, 3, bulk=True, clusters=True),  # 114688: H100 0.956, 0.940
+        # 69632, 81920, 98304: H200 0.904, 0.893, 0.933, H100 0.931, 0.956, 0.941
+        _Entry(12288, 8, 768, 2, 1, True, 3, clusters=True),
+        _Entry(15360, 8, 512, 4, 1, True, 3, clusters=True),  # 114688: H200 0.947, H100 0.940
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 131072: 0.940
         _Entry(32768, 16, 512, 4, 1, True, 3),  # 262144: 0.945
     ),
@@ -460,41 +467,46 @@ _BACKWARD = {
         _Entry(2048, 1, 1024, 2, 1, True, 2),  # 8192: 0.953
         _Entry(2304, 2, 320, 4, 1, True, 4, clusters=True),  # 8208, 8704: H100 0.980, 0.984; 0.924, 0.954
         _Entry(4096, 2, 512, 4, 1, True, 3),  # 16384: 0.946
-        _Entry(5120, 8, 160, 4, 1, True, 4, clusters=True),  # 17920: H100 0.986, 0.962
-        _Entry(8192, 4, 512, 4, 1, True, 3, bulk=True),  # 32768: 0.934; not in bulk 0.902
-        _Entry(9216, 8, 288, 4, 1, True, 4, bulk=True, clusters=True),  # 33000, 35840: H100 0.994, 0.999; 0.953, 0.963
+        # 16896, 17920, 20480: H200 0.970, 0.954, 0.950, H100 0.954, 0.952, 0.948
+        _Entry(5120, 8, 160, 4, 1, True, 3, clusters=True),
+        _Entry(8192, 4, 512, 4, 1, True, 3),  # 22528, 25088, 27648: H200 0.950, 0.967, 0.948, H100 0.963, 0.960, 0.950
+        _Entry(9216, 8, 288, 4, 1, True, 3, clusters=True),  # 35840: H200 0.946, H100 0.960
         _Entry(16384, 8, 512, 4, 1, True, 3),  # 65536: 0.959
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.935
-        _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.562; 0.498
+        _Entry(65536, 16, 512, 8, 1, True, 1),  # 196608, 262144: H200 0.640, 0.648; in bulk 0.583, 0.626
     ),
     ("layer_norm", 2): (
         _Entry(32, 1, 16, 2, 16, True, 4, ahead=True),  # 256: 0.739
         _Entry(64, 1, 32, 2, 8, True, 3, ahead=True),  # 512: 0.812
         _Entry(128, 1, 32, 4, 4, True, 3),  # 1024: 0.833
         _Entry(256, 1, 128, 2, 1, True, 3),  # 2048: 0.915, with two slots 0.904; ahead 0.881
-        _Entry(512, 1, 256, 2, 1, True, 4, bulk=True),  # 4096: 0.907; ahead 0.880
-        _Entry(640, 1, 320, 2, 1, True, 3, bulk=True, clusters=True),  # 4480, 4864: H100 0.967, 0.963
-        _Entry(768, 2, 192, 2, 1, True, 3, clusters=True),  # 5632: H100 0.961, 0.915
-        _Entry(768, 1, 384, 2, 1, True, 3, bulk=True),  # 5120: 0.943; ahead 0.898
-        _Entry(1024, 2, 192, 3, 1, True, 3, clusters=True),  # 6912: H100 0.959, 0.919
+        _Entry(512, 1, 256, 2, 1, True, 4, bulk=True),  # 3000: H200 0.863; ahead 0.767
+        _Entry(640, 1, 160, 4, 1, True, 3, bulk=True, clusters=True),  # 4480: H200 0.935, H100 0.918
+        _Entry(768, 1, 384, 2, 1, True, 3, ahead=True),  # 5632: H200 0.948, H100 0.943
+        _Entry(1024, 1, 512, 2, 1, True, 4, bulk=True, ahead=True, clusters=True),  # 6912: H200 0.938, H100 0.931
         _Entry(1024, 1, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 8192: 0.954; by 512 threads 0.921
-        _Entry(1280, 2, 224, 3, 1, True, 3, clusters=True),  # 8960: H100 0.977, 0.892
-        _Entry(1536, 8, 64, 3, 1, True, 3, clusters=True),  # 11008: H100 0.957, 0.881
-        _Entry(1792, 4, 160, 3, 1, True, 3, clusters=True),  # 13824: H100 0.961, 0.878
-        _Entry(1792, 1, 448, 4, 1, True, 3, bulk=True, ahead=True),  # 10240: 0.941; by four CTAs 0.840
+        # 8704, 8960: H200 0.943, 0.917, H100 0.919, 0.929
+        _Entry(1280, 1, 448, 3, 1, True, 3, bulk=True, ahead=True, clusters=True),
+        # 11008, 11264: H200 0.927, 0.920, H100 0.914, 0.918
+        _Entry(1536, 1, 384, 4, 1, True, 3, bulk=True, ahead=True, clusters=True),
+        # 12800, 13824, 14336: H200 0.905, 0.908, 0.908, H100 0.927, 0.926, 0.927
+        _Entry(1792, 1, 448, 4, 1, True, 2, bulk=True, ahead=True),
         _Entry(2048, 4, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 16384: 0.939; four slots 0.882
-        _Entry(2304, 8, 96, 3, 1, True, 3, clusters=True),  # 16896: H100 0.949, 0.906; 17920: 0.947, 0.925
-        _Entry(3072, 8, 96, 4, 1, True, 3, bulk=True, ahead=True, clusters=True),  # 22016, 22528: H100 0.947, 0.951
-        _Entry(3840, 8, 160, 3, 1, True, 3, clusters=True),  # 27648: H100 0.964, 0.954
-        _Entry(4096, 8, 128, 4, 1, True, 3, bulk=True, ahead=True),  # 32768: 0.915; not ahead 0.902
-        _Entry(4608, 16, 96, 3, 1, True, 3, clusters=True),  # 35840: H100 0.952, 0.911
+        # 16896, 17920: H200 0.900, 0.881, H100 0.926, 0.930
+        _Entry(2304, 2, 384, 3, 1, True, 4, ahead=True, clusters=True),
+        # 22528, 24576: H200 0.917, 0.928, H100 0.936, 0.931
+        _Entry(3072, 8, 96, 4, 1, True, 3, ahead=True, clusters=True),
+        # 25088, 27648, 30720: H200 0.859, 0.910, 0.916, H100 0.935, 0.926, 0.918; by 8 CTAs 0.688, 0.753, 0.865, but
+        # 16 rows of 28672 take 6 us in a graph instead of 12
+        _Entry(3840, 2, 480, 4, 1, True, 2, bulk=True, ahead=True, clusters=True),
+        _Entry(4096, 8, 128, 4, 1, True, 3, ahead=True),  # 32768: H200 0.928, H100 0.926
+        _Entry(4608, 8, 192, 3, 1, True, 3, ahead=True, clusters=True),  # 35840: H200 0.822, H100 0.939
         _Entry(6144, 8, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 49152: 0.899
         _Entry(8192, 4, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 65536: 0.934; by a cluster of 8 0.926
-        # 65544, 69632: H100 0.924, 0.979; 0.830, 0.868
-        _Entry(9216, 8, 288, 4, 1, True, 4, bulk=True, ahead=True, clusters=True),
-        _Entry(12288, 8, 384, 4, 1, True, 3, clusters=True),  # 81920: H100 0.968, 0.918; 96000: 0.961, 0.953
+        _Entry(9216, 8, 384, 3, 1, True, 4, ahead=True, clusters=True),  # 69632: H200 0.789, H100 0.949
+        _Entry(12288, 16, 192, 4, 1, True, 2, clusters=True),  # 81920: H200 0.843, H100 0.936
         _Entry(16384, 8, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 131072: 0.933; by one of 16 0.891
-        _Entry(32768, 16, 512, 4, 1, True, 2, bulk=True, ahead=True),  # 262144: 0.893; not ahead 0.791
+        _Entry(32768, 16, 512, 4, 1, True, 2, ahead=True),  # 262144: H200 0.864, H100 0.883
     ),
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 8, True, 3),  # 256: 0.706
@@ -502,154 +514,150 @@ _BACKWARD = {
         _Entry(256, 1, 64, 4, 2, True, 4),  # 1024: 0.889
         _Entry(512, 1, 128, 4, 1, True, 1),  # 2048: 0.918
         _Entry(1024, 1, 512, 2, 1, True, 4),  # 4096: 0.942
-        _Entry(1120, 2, 160, 4, 1, True, 4, clusters=True),  # 4112, 4480: H100 0.969, 0.992; 0.930, 0.964
-        _Entry(2048, 4, 128, 4, 1, True, 4, bulk=True),  # 8192: 0.956; not in bulk 0.928
-        # 8208, 9216: H100 0.989, 1.001; 0.929, 0.952. But 16 rows take 6.0 us in a graph instead of 5.3
-        _Entry(2304, 2, 320, 4, 1, True, 4, bulk=True, clusters=True),
-        _Entry(4096, 8, 128, 4, 1, True, 4, bulk=True),  # 16384: 0.961; 0.924
-        _Entry(5120, 8, 160, 4, 1, True, 4, clusters=True),  # 17920: H100 0.983, 0.948
-        _Entry(8192, 16, 128, 4, 1, True, 4, bulk=True),  # 32768: 0.925; 0.916
-        _Entry(9216, 8, 288, 4, 1, True, 4, clusters=True),  # 33000, 36864: H100 0.957, 0.991; 0.934, 0.956
+        _Entry(1120, 1, 288, 4, 1, True, 3, clusters=True),  # 4480: H200 0.962, H100 0.980
+        # 4608, 5632, 6912: H200 0.932, 0.950, 0.935, H100 0.935, 0.934, 0.964
+        _Entry(2048, 4, 192, 3, 1, True, 4, bulk=True),
+        # 8704, 9216: H200 0.941, 0.953, H100 0.949, 0.945
+        _Entry(2304, 4, 160, 4, 1, True, 3, bulk=True, clusters=True),
+        # 11008, 12288, 13824: H200 0.949, 0.945, 0.954, H100 0.946, 0.950, 0.951
+        _Entry(4096, 8, 128, 4, 1, True, 2, bulk=True),
+        # 16896, 17920, 20480: H200 0.940, 0.945, 0.940, H100 0.955, 0.949, 0.950
+        _Entry(5120, 8, 160, 4, 1, True, 4, ahead=True, clusters=True),
+        # 22528, 25088, 27648: H200 0.945, 0.922, 0.940, H100 0.938, 0.953, 0.947
+        _Entry(8192, 16, 128, 4, 1, True, 3, bulk=True),
+        _Entry(9216, 8, 288, 4, 1, True, 4, ahead=True, clusters=True),  # 35840: H200 0.962, H100 0.964
         _Entry(16384, 8, 1024, 2, 1, True, 3),  # 65536: 0.950
-        _Entry(28672, 16, 512, 4, 1, True, 3, bulk=True, clusters=True),  # 98304: H100 0.970, 0.955
+        # 69632, 81920, 98304: H200 0.917, 0.872, 0.917, H100 0.934, 0.961, 0.950
+        _Entry(28672, 16, 608, 3, 1, True, 3, clusters=True),
         _Entry(32768, 16, 1024, 2, 1, True, 3),  # 131072: 0.960
-        _Entry(65536, 16, 512, 8, 1, True, 1, bulk=True),  # 262144: 0.555; 0.473
+        _Entry(65536, 16, 512, 8, 1, True, 1),  # 196608, 262144: H200 0.601, 0.597; in bulk 0.572, 0.596
     ),
 }
-# As _FORWARD_SIZES. H100: the ratio on one, beside that of what was taken before; the best of up to 52 divisions that
-# are about as fast as that, or faster, for 16 and 128 rows in a graph and where the L2 holds all rows, as if the memory
-# had more bandwidth (at worst, of 5376, 4096 and float32 8192, 4 to 6 % behind in one of the three). Lines for where
-# there are no clusters: H200, where several CTAs were one.
+# As _BACKWARD, beside which others are as in _FORWARD_SIZES. Lines for where there are no clusters: H200, where several
+# CTAs were one.
 _BACKWARD_SIZES = {
     ("rms_norm", 2): (
         _Entry(32, 1, 16, 2, 8, True, 2),  # 256: 0.839, 0.818
         _Entry(64, 1, 32, 2, 4, True, 2),  # 512: 0.896, 0.877
-        _Entry(96, 1, 32, 3, 8, True, 4),  # 768: 0.848, 0.835
+        _Entry(96, 1, 32, 3, 4, True, 4),  # 768: H200 0.893, H100 0.907
+        _Entry(128, 1, 64, 2, 2, True, 2, ahead=True),  # 1024: H200 0.934, H100 0.928
+        _Entry(160, 1, 96, 2, 1, True, 5, bulk=True),  # 1280: H200 0.927, H100 0.927
         _Entry(192, 1, 64, 3, 4, True, 3),  # 1536: 0.916, 0.885
-        _Entry(320, 2, 96, 2, 1, True, 2),  # 2560: H100 0.949, 0.940
+        _Entry(320, 1, 160, 2, 1, True, 2),  # 2560: H200 0.926, H100 0.924
         _Entry(360, 1, 128, 3, 2, True, 3),  # 2880: 0.930, 0.917
         _Entry(448, 1, 224, 2, 1, True, 4),  # 3584: 0.937, 0.836
-        _Entry(480, 1, 160, 3, 1, True, 4),  # 3840: 0.935, 0.863
-        _Entry(512, 4, 64, 2, 1, True, 4),  # 4096: H100 0.967, 0.931
-        _Entry(576, 1, 160, 4, 1, True, 4),  # 4608: H100 0.975, 0.933
-        _Entry(640, 4, 96, 2, 1, True, 2),  # 5120: H100 0.958, 0.937
-        _Entry(896, 8, 64, 2, 1, True, 4),  # 7168: H100 0.946, 0.929
-        _Entry(1024, 1, 352, 3, 1, True, 4),  # 8192: H100 0.992, 0.966
+        _Entry(480, 1, 160, 3, 1, True, 5),  # 3840: H200 0.938, H100 0.982
+        _Entry(512, 2, 64, 4, 1, True, 4),  # 4096: H200 0.956, H100 0.931
+        _Entry(576, 1, 288, 2, 1, True, 5),  # 4608: H200 0.969, H100 0.951
+        _Entry(640, 1, 160, 4, 1, True, 4),  # 5120: H200 0.970, H100 0.946
+        _Entry(896, 2, 160, 3, 1, True, 4),  # 7168: H200 0.942, H100 0.937
+        _Entry(1024, 1, 512, 2, 1, True, 4),  # 8192: H200 0.957, H100 0.977
         _Entry(1152, 1, 288, 4, 1, True, 4, clusters=False),  # 9216: 0.971, 0.846
-        _Entry(1152, 2, 160, 4, 1, True, 4),  # 9216: H100 0.968, 0.940
-        _Entry(1280, 8, 64, 3, 1, True, 3),  # 10240: H100 0.959, 0.949
+        _Entry(1152, 2, 160, 4, 1, True, 3),  # 9216: H200 0.949, H100 0.939
+        _Entry(1280, 2, 160, 4, 1, True, 4),  # 10240: H200 0.952, H100 0.948
         _Entry(1536, 8, 64, 3, 1, True, 3),  # 12288: H100 0.948, 0.935
-        _Entry(1600, 4, 160, 3, 1, True, 4),  # 12800: H100 0.957, 0.950
-        _Entry(1792, 8, 64, 4, 1, True, 4),  # 14336: H100 0.956, 0.946
-        _Entry(1920, 16, 64, 2, 1, True, 4, bulk=True),  # 15360: H100 0.951, 0.938
-        _Entry(2048, 16, 64, 2, 1, True, 4, bulk=True),  # 16384: H100 0.984, 0.945
+        _Entry(1600, 2, 224, 4, 1, True, 3),  # 12800: H200 0.962, H100 0.932
+        _Entry(1792, 8, 64, 4, 1, True, 3),  # 14336: H200 0.948, H100 0.934
+        _Entry(1920, 4, 160, 3, 1, True, 4),  # 15360: H200 0.953, H100 0.928
+        _Entry(2048, 8, 64, 4, 1, True, 4),  # 16384: H200 0.947, H100 0.935
         _Entry(2176, 8, 96, 3, 1, True, 3, bulk=True),  # 17408: 0.945, 0.922
-        _Entry(2304, 4, 160, 4, 1, True, 4),  # 18432: H100 0.988, 0.940
-        _Entry(2560, 8, 96, 4, 1, True, 4, bulk=True),  # 20480: H100 0.984, 0.943
-        _Entry(3200, 8, 160, 3, 1, True, 4),  # 25600: H100 0.959, 0.961
-        _Entry(4096, 4, 256, 4, 1, True, 4),  # 32768: H100 0.978, 0.945
-        _Entry(5120, 16, 160, 2, 1, True, 2),  # 40960: H100 0.965, 0.937
-        _Entry(6144, 16, 192, 2, 1, True, 2),  # 49152: H100 0.958, 0.924
+        _Entry(2304, 4, 160, 4, 1, True, 2),  # 18432: H200 0.940, H100 0.943
+        _Entry(2560, 4, 160, 4, 1, True, 3),  # 20480: H200 0.931, H100 0.933
+        _Entry(4096, 8, 128, 4, 1, True, 4),  # 32768: H200 0.952, H100 0.939
+        _Entry(5120, 8, 160, 4, 1, True, 3),  # 40960: H200 0.937, H100 0.934
+        _Entry(6144, 16, 192, 2, 1, True, 2, ahead=True),  # 49152: H200 0.927, H100 0.932
         _Entry(7168, 8, 224, 4, 1, True, 3, bulk=True),  # 57344: 0.923, 0.912
-        _Entry(8192, 8, 256, 4, 1, True, 4, bulk=True),  # 65536: H100 0.973, 0.937
-        _Entry(16384, 16, 256, 4, 1, True, 3),  # 131072: H100 0.947, 0.936
+        _Entry(8192, 8, 256, 4, 1, True, 4, ahead=True),  # 65536: H200 0.945, H100 0.943
+        _Entry(16384, 8, 704, 3, 1, True, 3),  # 131072: H200 0.933, H100 0.918
     ),
     ("rms_norm", 4): (
-        _Entry(192, 1, 192, 1, 2, True, 3),  # 768: 0.945, 0.846
+        _Entry(192, 1, 96, 2, 2, True, 5),  # 768: H200 0.964, H100 0.959
         _Entry(256, 1, 128, 2, 1, True, 4),  # 1024: 0.940; two rows by 256 threads 0.914
-        _Entry(384, 1, 96, 4, 1, True, 4),  # 1536: 0.939, 0.919
+        _Entry(384, 1, 96, 4, 1, True, 5),  # 1536: H200 0.980, H100 0.955
         _Entry(512, 1, 256, 2, 2, True, 4),  # 2048: 0.959, 0.946
-        _Entry(576, 1, 192, 3, 1, True, 3),  # 2304: H100 0.946, 0.946
+        _Entry(576, 1, 192, 3, 1, True, 5),  # 2304: H200 0.990, H100 0.960
         _Entry(720, 4, 64, 3, 1, True, 3, bulk=True),  # 2880: 0.959, 0.942
         _Entry(2048, 2, 256, 4, 1, True, 4, bulk=True),  # 8192: H100 0.978, 0.963
         _Entry(2304, 2, 384, 3, 1, True, 4, bulk=True),  # 9216: 0.982, 0.952
         _Entry(3200, 8, 160, 3, 1, True, 4),  # 12800: H100 0.969, 0.960
         _Entry(3584, 16, 64, 4, 1, True, 3),  # 14336: H100 0.961, 0.957
-        _Entry(4096, 4, 256, 4, 1, True, 4),  # 16384: H100 0.990, 0.956
+        _Entry(4096, 8, 128, 4, 1, True, 3),  # 16384: H200 0.947, H100 0.960
         _Entry(6144, 8, 256, 3, 1, True, 2),  # 24576: H100 0.958, 0.942
         _Entry(7168, 8, 224, 4, 1, True, 2, bulk=True),  # 28672: H100 0.970, 0.966
-        _Entry(7680, 8, 256, 4, 1, True, 4, bulk=True),  # 30720: H100 0.988, 0.962
-        _Entry(8192, 8, 256, 4, 1, True, 4, bulk=True),  # 32768: H100 0.996, 0.955
+        _Entry(7680, 8, 256, 4, 1, True, 4, ahead=True),  # 30720: H200 0.947, H100 0.964
+        _Entry(8192, 8, 256, 4, 1, True, 4, ahead=True),  # 32768: H200 0.956, H100 0.955
         _Entry(16384, 16, 256, 4, 1, True, 4, bulk=True),  # 65536: 0.974, 0.959
         _Entry(32768, 16, 1024, 2, 1, True, 3, bulk=True),  # 131072: 0.951, 0.935
     ),
     ("layer_norm", 2): (
-        _Entry(96, 1, 32, 3, 8, True, 3),  # 768: 0.845, 0.796
-        _Entry(160, 1, 96, 2, 1, True, 3, bulk=True, ahead=True),  # 1280: H100 0.894, 0.880
+        _Entry(96, 1, 32, 3, 4, True, 3),  # 768: H200 0.863, H100 0.893
+        _Entry(160, 1, 64, 3, 1, True, 2, ahead=True),  # 1280: H200 0.882, H100 0.895
         # 1536: on an H100 0.899, 0.887; 16, 128 and 512 rows take 3.6, 5.3 and 7.2 us in a graph, else 3.9, 5.5 and 7.9
         _Entry(192, 1, 96, 2, 1, True, 2),
         _Entry(224, 1, 128, 2, 1, True, 2),  # 1792: H100 0.922, 0.908
-        # 2048: on an H100 0.926, 0.910; 16, 128 and 512 rows take 4.1, 6.2 and 8.8 us in a graph, else 4.3, 6.5, 9.1
-        _Entry(256, 2, 64, 2, 1, True, 3),
+        _Entry(256, 1, 128, 2, 1, True, 2),  # 2048: H200 0.920, H100 0.918
         _Entry(288, 1, 96, 3, 1, True, 2),  # 2304: H100 0.934, 0.893
         # 2560: on an H100 0.920, 0.905; 16, 128 and 512 rows take 3.9, 5.4 and 8.5 us, else 4.3, 5.8 and 9.4
         _Entry(320, 1, 160, 2, 1, True, 2),
-        _Entry(360, 1, 192, 2, 1, True, 3, bulk=True, ahead=True),  # 2880: H100 0.935, 0.893
-        _Entry(384, 2, 96, 2, 1, True, 2),  # 3072: H100 0.945, 0.931
-        _Entry(448, 1, 224, 2, 1, True, 3),  # 3584: H100 0.970, 0.943
-        _Entry(480, 1, 160, 3, 1, True, 4, clusters=False),  # 3840: 0.932, 0.891
-        _Entry(480, 2, 128, 2, 1, True, 3),  # 3840: H100 0.959, 0.959
-        # 4096: on an H100 0.947, by one CTA of 128 threads 0.923, which has 16, 128 and 512 rows in 5.9, 7.8 and 11.8
-        # us in a graph instead of 4.0, 6.5 and 10.2
-        _Entry(512, 4, 64, 2, 1, True, 4),
-        _Entry(576, 1, 160, 4, 1, True, 3, clusters=False),  # 4608: 0.938, 0.924
-        _Entry(576, 2, 160, 2, 1, True, 3),  # 4608: H100 0.960, 0.907
-        # 5120: on an H100 0.958, 0.929; 16, 128 and 512 rows take 5.0, 6.9 and 11.5 us, else 6.0, 8.2 and 12.5
-        _Entry(640, 2, 160, 2, 1, True, 3),
-        _Entry(672, 1, 224, 3, 1, True, 4, clusters=False),  # 5376: 0.934, 0.780
-        _Entry(672, 2, 96, 4, 1, True, 3),  # 5376: H100 0.955, 0.920
-        _Entry(768, 4, 96, 2, 1, True, 3, bulk=True, ahead=True),  # 6144: H100 0.950, 0.935
-        _Entry(896, 1, 448, 2, 1, True, 3),  # 7168: H100 0.978, 0.927
-        # 8192: on an H100 0.939, 0.928; 16, 128 and 512 rows take 5.2, 8.9 and 14.2 us, else 7.9, 10.9 and 17.7
-        _Entry(1024, 8, 64, 2, 1, True, 3, bulk=True, ahead=True),
-        _Entry(1152, 2, 192, 3, 1, True, 4),  # 9216: H100 0.984, 0.925
-        _Entry(1280, 4, 160, 2, 1, True, 3),  # 10240: H100 0.967, 0.924
-        _Entry(1536, 8, 96, 2, 1, True, 3, bulk=True, ahead=True),  # 12288: H100 0.950, 0.936
-        _Entry(1600, 4, 160, 3, 1, True, 4),  # 12800: H100 0.962, 0.883
-        _Entry(1792, 8, 64, 4, 1, True, 4),  # 14336: H100 0.968, 0.919
-        _Entry(1920, 8, 96, 3, 1, True, 3),  # 15360: H100 0.954, 0.951
-        _Entry(2048, 8, 64, 4, 1, True, 3),  # 16384: H100 0.952, 0.935
+        _Entry(360, 1, 96, 4, 1, True, 2, bulk=True),  # 2880: H200 0.917, H100 0.905
+        _Entry(384, 1, 192, 2, 1, True, 2),  # 3072: H200 0.929, H100 0.941
+        _Entry(416, 1, 224, 2, 1, True, 4, bulk=True, ahead=True),  # 3328: H200 0.949, H100 0.917
+        _Entry(448, 1, 224, 2, 1, True, 3, bulk=True, ahead=True),  # 3584: H200 0.934, H100 0.936
+        _Entry(480, 1, 160, 3, 1, True, 4),  # 3840: H200 0.943, H100 0.922
+        # 4096: H200 0.939, H100 0.932; 16, 128 rows take 4.0, 5.7 us in a graph
+        _Entry(512, 2, 64, 4, 1, True, 4),
+        _Entry(576, 1, 160, 4, 1, True, 2, bulk=True),  # 4608: H200 0.947, H100 0.930
+        _Entry(640, 1, 320, 2, 1, True, 4),  # 5120: H200 0.932, H100 0.942
+        _Entry(672, 1, 192, 4, 1, True, 3),  # 5376: H200 0.948, H100 0.935
+        _Entry(768, 2, 96, 4, 1, True, 3),  # 6144: H200 0.946, H100 0.942
+        _Entry(896, 1, 448, 2, 1, True, 3, ahead=True),  # 7168: H200 0.948, H100 0.933
+        # 8192: H200 0.944, H100 0.925; by a cluster of 8 0.762, 0.937, and 16, 128 rows 4.4, 7.7 us instead of 6.8, 9.6
+        _Entry(1024, 1, 352, 3, 1, True, 4, bulk=True, ahead=True),
+        _Entry(1152, 2, 192, 3, 1, True, 4, ahead=True),  # 9216: H200 0.941, H100 0.919
+        _Entry(1280, 1, 320, 4, 1, True, 3),  # 10240: H200 0.927, H100 0.944
+        _Entry(1536, 4, 96, 4, 1, True, 3),  # 12288: H200 0.922, H100 0.931
+        _Entry(1920, 8, 64, 4, 1, True, 3, bulk=True, ahead=True),  # 15360: H200 0.915, H100 0.932
+        _Entry(2048, 8, 64, 4, 1, True, 3, ahead=True),  # 16384: H200 0.932, H100 0.925
         _Entry(2176, 2, 384, 3, 1, True, 4, bulk=True, ahead=True),  # 17408: 0.869, 0.677
         _Entry(2304, 8, 96, 3, 1, True, 3, bulk=True, ahead=True),  # 18432: 0.904, 0.738
         _Entry(2560, 2, 320, 4, 1, True, 3, ahead=True, clusters=False),  # 20480: 0.875, 0.826
-        _Entry(2560, 4, 160, 4, 1, True, 4),  # 20480: H100 0.984, 0.942
-        _Entry(3072, 8, 96, 4, 1, True, 2),  # 24576: H100 0.957, 0.938
-        _Entry(4096, 16, 96, 3, 1, True, 3, bulk=True, ahead=True),  # 32768: H100 0.952, 0.946
-        _Entry(5120, 8, 160, 4, 1, True, 4),  # 40960: H100 0.977, 0.948
-        _Entry(7168, 8, 224, 4, 1, True, 4, bulk=True, ahead=True),  # 57344: H100 0.983, 0.940
-        _Entry(8192, 16, 128, 4, 1, True, 3),  # 65536: H100 0.954, 0.931
-        _Entry(12288, 16, 192, 4, 1, True, 3, bulk=True, ahead=True),  # 98304: 0.861, 0.815
+        _Entry(2560, 4, 160, 4, 1, True, 2),  # 20480: H200 0.919, H100 0.917
+        _Entry(5120, 8, 160, 4, 1, True, 2),  # 40960: H200 0.908, H100 0.939
+        _Entry(7168, 4, 448, 4, 1, True, 2, ahead=True),  # 57344: H200 0.900, H100 0.914
+        _Entry(8192, 16, 128, 4, 1, True, 3, ahead=True),  # 65536: H200 0.909, H100 0.912
+        _Entry(12288, 16, 192, 4, 1, True, 3, ahead=True),  # 98304: H200 0.899, H100 0.922
         _Entry(24576, 16, 384, 4, 1, True, 3, bulk=True, ahead=True),  # 196608: 0.781, 0.716
     ),
     ("layer_norm", 4): (
-        _Entry(256, 1, 64, 4, 1, True, 4),  # 1024: H100 0.924, 0.917
+        _Entry(192, 1, 64, 3, 1, True, 5),  # 768: H200 0.930, H100 0.933
+        _Entry(256, 1, 128, 2, 1, True, 5),  # 1024: H200 0.958, H100 0.941
         _Entry(320, 1, 160, 2, 2, True, 3),  # 1280: 0.934, 0.855
-        _Entry(384, 1, 96, 4, 1, True, 4),  # 1536: H100 0.922, 0.906
-        _Entry(512, 4, 64, 2, 1, True, 4),  # 2048: H100 0.955, 0.935
+        _Entry(384, 1, 96, 4, 1, True, 5),  # 1536: H200 0.972, H100 0.962
+        _Entry(448, 1, 224, 2, 1, True, 1),  # 1792: H200 0.957, H100 0.940
+        _Entry(512, 2, 64, 4, 1, True, 4),  # 2048: H200 0.965, H100 0.944
         _Entry(576, 1, 192, 3, 2, True, 4),  # 2304: 0.951, 0.921
-        _Entry(720, 1, 256, 3, 1, True, 4),  # 2880: H100 0.956, 0.938
+        _Entry(720, 2, 128, 3, 1, True, 4),  # 2880: H200 0.977, H100 0.940
         _Entry(768, 1, 192, 4, 1, True, 2),  # 3072: H100 0.953, 0.945
         _Entry(896, 2, 224, 2, 1, True, 4),  # 3584: 0.971, 0.919
-        _Entry(1280, 8, 64, 3, 1, True, 3),  # 5120: H100 0.964, 0.944
+        _Entry(1280, 2, 224, 3, 1, True, 4),  # 5120: H200 0.964, H100 0.961
         _Entry(1344, 2, 224, 3, 1, True, 4, bulk=True),  # 5376: 0.976, 0.935
-        _Entry(2048, 2, 256, 4, 1, True, 4),  # 8192: H100 0.997, 0.945
+        _Entry(2048, 2, 256, 4, 1, True, 2),  # 8192: H200 0.950, H100 0.959
         _Entry(2304, 4, 160, 4, 1, True, 3, bulk=True, clusters=False),  # 9216: 0.958, 0.819
         _Entry(2560, 4, 320, 2, 1, True, 4, bulk=True),  # 10240: 0.933, 0.876
         _Entry(3200, 4, 288, 3, 1, True, 4, clusters=False),  # 12800: 0.969, 0.852
-        _Entry(3200, 8, 160, 3, 1, True, 4),  # 12800: H100 0.987, 0.949
+        _Entry(3200, 8, 160, 3, 1, True, 3),  # 12800: H200 0.962, H100 0.949
         _Entry(3584, 8, 128, 4, 1, True, 4),  # 14336: H100 0.966, 0.947
-        _Entry(4096, 4, 256, 4, 1, True, 4),  # 16384: H100 0.980, 0.946
+        _Entry(4096, 8, 128, 4, 1, True, 4),  # 16384: H200 0.968, H100 0.949
         _Entry(4352, 16, 96, 3, 1, True, 4, bulk=True),  # 17408: 0.944, 0.805
-        _Entry(4608, 4, 288, 4, 1, True, 4),  # 18432: H100 0.997, 0.944
+        _Entry(4608, 4, 288, 4, 1, True, 4, ahead=True),  # 18432: H200 0.947, H100 0.945
         _Entry(5120, 8, 320, 2, 1, True, 4, clusters=False),  # 20480: 0.930, 0.853
         _Entry(6144, 8, 192, 4, 1, True, 2, bulk=True, ahead=True),  # 24576: H100 0.969, 0.945
-        _Entry(6400, 8, 288, 3, 1, True, 4, clusters=False),  # 25600: 0.953, 0.828
-        _Entry(6400, 16, 160, 3, 1, True, 4),  # 25600: H100 0.971, 0.956
+        _Entry(6400, 8, 288, 3, 1, True, 3),  # 25600: H200 0.961, H100 0.950
         _Entry(7168, 8, 224, 4, 1, True, 2),  # 28672: H100 0.970, 0.955
         _Entry(7680, 8, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 30720: H100 0.965, 0.951
-        _Entry(8192, 8, 256, 4, 1, True, 4),  # 32768: H100 0.979, 0.948
-        _Entry(10240, 16, 224, 3, 1, True, 4),  # 40960: H100 0.987, 0.952
-        _Entry(12288, 16, 192, 4, 1, True, 2, bulk=True, ahead=True),  # 49152: H100 0.973, 0.959
+        _Entry(8192, 8, 256, 4, 1, True, 4, ahead=True),  # 32768: H200 0.951, H100 0.951
+        _Entry(10240, 8, 448, 3, 1, True, 4, bulk=True, ahead=True),  # 40960: H200 0.942, H100 0.945
+        _Entry(12288, 8, 384, 4, 1, True, 3),  # 49152: H200 0.958, H100 0.963
         _Entry(16384, 16, 256, 4, 1, True, 4, ahead=True),  # 65536: 0.965, 0.950
     ),
 }
@@ -911,8 +919,10 @@ def configure(
         config = division.config(_Entry(0, ctas, threads, steps), limits)
         # Outputs that no vector fits are put together in shared memory.
         staged = config.chunk * (output.bytes + (held.bytes if len(rows) > 1 else 0))
-        # More accesses of a thread than 16, as of single elements of 16 bits, would spill.
-        if config.steps <= 16 and staged + RESERVED_SHARED <= shared:
+        # More accesses of a thread than 16, as of single elements of 16 bits, would spill, and so do 4 steps of sums of
+        # floats that become 8 bits.
+        few = config.steps <= (2 if len(rows) > 1 and held.bytes == 4 and output.bytes == 1 else 16)
+        if few and staged + RESERVED_SHARED <= shared:
             break
     return config
 

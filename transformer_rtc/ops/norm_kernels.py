@@ -214,7 +214,9 @@ class ForwardSpec(_RowSpec):
             if config.vector >= 4 and config.steps * config.vector >= 32:
                 return 80 if config.vector > 4 else 96  # of floats 78 to 84, and 92 on sm_120
         staged = self.output.bytes != self._held.bytes
-        if staged and config.in_shared and not (config.stages or self._columns_ahead) and self.norm == "layer_norm":
+        # RMSNorm with a bias is divided as LayerNorm, and its pairs spill likewise.
+        spills = self.norm == "layer_norm" or (self.bias is not None and config.together > 1)
+        if staged and config.in_shared and not (config.stages or self._columns_ahead) and spills:
             # The compiler takes 32 for some, for pairs of rows 48, and spills.
             return 80 if config.together > 1 else 64
         if config.together > 1 and config.chunk * config.ctas_per_row != self.hidden:
