@@ -214,12 +214,13 @@ class ForwardSpec(_RowSpec):
             if config.vector >= 4 and config.steps * config.vector >= 32:
                 return 80 if config.vector > 4 else 96  # of floats 78 to 84, and 92 on sm_120
         staged = self.output.bytes != self._held.bytes
-        # RMSNorm with a bias is divided as LayerNorm, and its pairs spill likewise.
-        spills = self.norm == "layer_norm" or (self.bias is not None and config.together > 1)
-        if staged and config.in_shared and not (config.stages or self._columns_ahead) and spills:
+        pairs = config.together > 1
+        # RMSNorm with a bias is divided as LayerNorm is; of it, pairs of rows alone spill.
+        tight = self.norm == "layer_norm" or (pairs and self.bias is not None)
+        if staged and config.in_shared and not (config.stages or self._columns_ahead) and tight:
             # The compiler takes 32 for some, for pairs of rows 48, and spills.
-            return 80 if config.together > 1 else 64
-        if config.together > 1 and config.chunk * config.ctas_per_row != self.hidden:
+            return 80 if pairs else 64
+        if pairs and config.chunk * config.ctas_per_row != self.hidden:
             return 56  # likewise
         if self._spills:
             return 48  # likewise
