@@ -32,6 +32,7 @@ static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8,
 TRTC_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 TRTC_DEVICE int64 cta_index() { return static_cast<int64>(blockIdx.x); }
 TRTC_DEVICE int64 cta_index_y() { return static_cast<int64>(blockIdx.y); }
+TRTC_DEVICE int threads_in_cta() { return static_cast<int>(blockDim.x); }
 TRTC_DEVICE int64 ctas_in_grid() { return static_cast<int64>(gridDim.x); }
 TRTC_DEVICE int64 ctas_in_grid_y() { return static_cast<int64>(gridDim.y); }
 

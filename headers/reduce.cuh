@@ -1,5 +1,5 @@
 // Sums over the threads that share a row: within a warp, a CTA, a cluster, or CTAs of a cooperative grid.
-// The order is fixed by the configuration alone, and every thread gets the same bits.
+// The order is fixed by the configuration and the CTA's threads alone, and every thread gets the same bits.
 #pragma once
 
 #include "ptx.cuh"
@@ -79,7 +79,10 @@ struct GridWorkspace {
 // sent, or 2; 4 where receive() comes late by `lag` = 1: whoever sends the values of row i has received those of row
 // i - 1 - lag, so all others have sent those, and received those of row i - 2 - 2 lag, whose buffer nobody reads any
 // more.
-template <int ThreadsPerRow, int RowsPerCta, int CtasPerRow, Exchange How, int Most, bool Repeats, int Buffers>
+//
+// `AtMost`: a launch may have fewer threads, which are whole warps.
+template <int ThreadsPerRow, int RowsPerCta, int CtasPerRow, Exchange How, int Most, bool Repeats, int Buffers,
+          bool AtMost = false>
 struct RowReduction {
   static_assert(ThreadsPerRow <= 32 || ThreadsPerRow % 32 == 0, "a row is shared by part of a warp or by whole warps");
   static_assert((CtasPerRow == 1) == (How == Exchange::none), "CTAs that share a row must exchange their sums");
@@ -98,6 +101,7 @@ struct RowReduction {
     buffers = Repeats ? 2 : 1,
     exchanged = Most * CtasPerRow,  // values of a buffer between CTAs, [Most][CtasPerRow]
   };
+  static_assert(!AtMost || RowsPerCta == 1, "rows of a CTA are counted by their threads");
   static_assert(!Repeats || Buffers >= 2, "the values of a row are sent before those of the last are read by all");
   using Workspace = GridWorkspace<Buffers, exchanged>;
 
@@ -138,6 +142,9 @@ struct RowReduction {
 
   TRTC_DEVICE void next_row() { ++row_number; }
 
+  // Warps of this CTA that share a row.
+  static TRTC_DEVICE int warps_here() { return AtMost ? threads_in_cta() / 32 : static_cast<int>(warps); }
+
   // Over the threads of this CTA that share the row. Where there are 2 or 4 values, a part of the lanes adds up each:
   // 12 instructions instead of 20 for two of a warp (LayerNorm, bfloat16, 65536: 0.98 of a copy instead of 0.84), but
   // one more that waits. Not where rows are taken in turn (backward, float32, 8192: 0.94 instead of 0.975), nor for two
@@ -151,29 +158,33 @@ struct RowReduction {
 #pragma unroll
     for (int i = 0; i < kept; ++i) values[i] = reduce_lanes<Operation, group>(values[i]);
     if constexpr (warps > 1) {
-      TRTC_SHARED(float, warp_values, buffers * RowsPerCta * warps * Count);
-      const int thread = thread_index();
-      const int in_row = RowsPerCta == 1 ? thread : thread % ThreadsPerRow;
-      const int row_in_cta = RowsPerCta == 1 ? 0 : thread / ThreadsPerRow;
-      const int buffer = static_cast<int>(row_number % buffers);
-      float* of_row = warp_values + (buffer * RowsPerCta + row_in_cta) * warps * Count;
-      float* of_group = of_row + thread % 32 / group * warps;
+      const int here = warps_here();
+      // Where CTAs share a row, one warp has the barrier too: see above.
+      if (!AtMost || CtasPerRow > 1 || here > 1) {
+        TRTC_SHARED(float, warp_values, buffers * RowsPerCta * warps * Count);
+        const int thread = thread_index();
+        const int in_row = RowsPerCta == 1 ? thread : thread % ThreadsPerRow;
+        const int row_in_cta = RowsPerCta == 1 ? 0 : thread / ThreadsPerRow;
+        const int buffer = static_cast<int>(row_number % buffers);
+        float* of_row = warp_values + (buffer * RowsPerCta + row_in_cta) * warps * Count;
+        float* of_group = of_row + thread % 32 / group * warps;
 #pragma unroll
-      for (int i = 0; i < kept; ++i) {
-        if (thread % group == 0) of_group[i * warps + in_row / 32] = values[i];
-      }
-      cta_barrier();
-      constexpr int readers = slots < group ? slots : group;
-#pragma unroll
-      for (int i = 0; i < kept; ++i) {
-        float value = Operation::nothing();
-#pragma unroll
-        for (int first = 0; first < slots; first += readers) {
-          const int slot = first + thread % readers;
-          const float one = slot < warps ? of_group[i * warps + slot] : Operation::nothing();
-          value = first == 0 ? one : Operation::of(value, one);
+        for (int i = 0; i < kept; ++i) {
+          if (thread % group == 0) of_group[i * warps + in_row / 32] = values[i];
         }
-        values[i] = reduce_lanes<Operation, readers>(value);
+        cta_barrier();
+        constexpr int readers = slots < group ? slots : group;
+#pragma unroll
+        for (int i = 0; i < kept; ++i) {
+          float value = Operation::nothing();
+#pragma unroll
+          for (int first = 0; first < slots; first += readers) {
+            const int slot = first + thread % readers;
+            const float one = slot < here ? of_group[i * warps + slot] : Operation::nothing();
+            value = first == 0 ? one : Operation::of(value, one);
+          }
+          values[i] = reduce_lanes<Operation, readers>(value);
+        }
       }
     }
     if constexpr (folds) {

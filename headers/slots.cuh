@@ -181,7 +181,8 @@ struct Slots {
 
 // Adds up what a part's slots hold, in an order that does not depend on the shift: by the columns' places modulo
 // Threads * N, then over a thread's N places, and over the threads. So a row's sum has the same bits wherever it lies.
-template <int Threads, int N>
+// `AtMost`: the CTA, which has one row, may have fewer threads, whole warps, which are to be read for `Threads` above.
+template <int Threads, int N, bool AtMost = false>
 struct ShiftedSum {
   float of_place[N] = {};
 
@@ -249,6 +250,7 @@ struct ShiftedSum {
         }
       }
       if constexpr (warps > 1) {
+        const int here = AtMost ? threads_in_cta() / 32 : warps;
         TRTC_SHARED(float, firsts, Rows * warps * Count * N);
         float* of_row = firsts + row_in_cta * warps * Count * N;
         const int warp = thread / 32;
@@ -259,7 +261,8 @@ struct ShiftedSum {
         cta_barrier();
         if (lane == 31) {
 #pragma unroll
-          for (int i = 0; i < Count * N; ++i) behind[i / N][i % N] = of_row[(warp + 1) % warps * Count * N + i];
+          for (int i = 0; i < Count * N; ++i)
+            behind[i / N][i % N] = of_row[(warp + 1 < here ? warp + 1 : 0) * Count * N + i];
         }
       }
 #pragma unroll

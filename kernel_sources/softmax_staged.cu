@@ -8,13 +8,15 @@
 
 namespace trtc {
 
+template <class Config>
+using StagedBlocks = Blocks<Config::vector, !Config::causal>;
+
 // What a CTA has of a row.
 template <class Config, class Params>
-TRTC_DEVICE Blocks<Config::threads, Config::vector> staged_part(const Params& params, const Place<Config>& place,
-                                                                int64 row, int shift) {
+TRTC_DEVICE StagedBlocks<Config> staged_part(const Params& params, const Place<Config>& place, int64 row, int shift) {
   const Range range = range_of<Config::causal>(params, row).from(place.first_column);
   const int columns = max(place.most_columns, 0);
-  return {place.thread, shift, columns, max(range.begin, 0), min(range.end, columns)};
+  return {place.thread, threads_in_cta(), shift, columns, max(range.begin, 0), min(range.end, columns)};
 }
 
 template <class Config, class Params>
@@ -23,10 +25,9 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
   using Output = typename Config::Output;
   using Mask = typename Config::Mask;
   constexpr int N = Config::vector;
-  constexpr int threads = Config::threads;
-  using Part = Blocks<threads, N>;
-  using Reduction =
-      RowReduction<threads, 1, Config::ctas_per_row, Config::exchange(), 2, Config::repeats, Config::repeats ? 2 : 1>;
+  using Part = StagedBlocks<Config>;
+  using Reduction = RowReduction<Config::threads, 1, Config::ctas_per_row, Config::exchange(), 2, Config::repeats,
+                                 Config::repeats ? 2 : 1, true>;
   constexpr bool added = Config::mask_is_added;
   constexpr bool counts = is_same<Output, float>;
   constexpr bool folds = !counts && !added;
@@ -53,15 +54,15 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     Output* out = all_out + row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
     const Part part = staged_part<Config>(params, place, row, shifted ? elements_past<N>(x) : 0);
     const auto out_whole = part.inside(rows_aligned<Output, N>(out - part.shift, 0, 0), 0, part.columns);
-    part.fetch(staged, x, true, minus_infinity_bits<Input>());
+    const bool has_last = part.fetch(staged, x, true, minus_infinity_bits<Input>());
     if constexpr (Config::has_mask) {
       const Mask* mask = static_cast<const Mask*>(params.mask) + mask_offset(params, row) + place.first_column;
       part.fetch_beside(staged_mask, mask, rows_aligned<Mask, N>(mask - part.shift, 0, 0),
                         beside_query(params, place, row));
     }
     wait_async();
-    if constexpr (Config::causal) part.blank(staged, minus_infinity_bits<Input>());
-    const int first = part.first_of_thread(), stop = part.stop();
+    if constexpr (Config::causal) part.blank(staged, minus_infinity_bits<Input>(), has_last);
+    const int first = part.own, stop = part.stop();
 
     // v of a block, but for `factor`.
     const auto read = [&](int block, float (&v)[N]) {
@@ -85,7 +86,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
       // -infinity does not take part whatever the scale.
       const float sign = scale_sign(params);
 #pragma unroll 1
-      for (int block = first; block < stop; block += threads) {
+      for (int block = first; block < stop; block += part.threads) {
         Vec<Input, N> value;
         value.load_shared(staged + block * N);
         float v[N];
@@ -101,7 +102,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     float most[1] = {minus_infinity()};
     if constexpr (added) {
 #pragma unroll 1
-      for (int block = first; block < stop; block += threads) {
+      for (int block = first; block < stop; block += part.threads) {
         float v[N];
         read(block, v);
 #pragma unroll
@@ -111,7 +112,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
       Vec<Input, N> largest_of_place;
       largest_of_place.fill(minus_infinity_bits<Input>());
 #pragma unroll 1
-      for (int block = first; block < stop; block += threads) {
+      for (int block = first; block < stop; block += part.threads) {
         Vec<Input, N> value;
         value.load_shared(staged + block * N);
         if constexpr (Config::has_mask) {
@@ -137,9 +138,9 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     // Those of the largest v, which are 1, apart: see softmax_forward().
     const bool has_ones = counts && of_thread - about == 0.0f;
     float ones = 0.0f;
-    ShiftedSum<threads, N> sums;
+    ShiftedSum<Config::threads, N, true> sums;
 #pragma unroll 1
-    for (int block = first; block < stop; block += threads) {
+    for (int block = first; block < stop; block += part.threads) {
       float v[N], p[N];
       read(block, v);
 #pragma unroll
@@ -176,7 +177,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
     // ---- y
     const int used = part.first(), blocks = part.all();
 #pragma unroll 1
-    for (int block = place.thread; block < blocks; block += threads) {
+    for (int block = place.thread; block < blocks; block += part.threads) {
       Vec<Output, N> result;
       result.fill(Config::logarithm ? minus_infinity_bits<Output>() : 0);
       if (!Config::causal || (block >= used && block < stop)) {
@@ -230,10 +231,9 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
   using Input = typename Config::Input;
   using Output = typename Config::Output;
   constexpr int N = Config::vector;
-  constexpr int threads = Config::threads;
-  using Part = Blocks<threads, N>;
-  using Reduction =
-      RowReduction<threads, 1, Config::ctas_per_row, Config::exchange(), 1, Config::repeats, Config::repeats ? 2 : 1>;
+  using Part = StagedBlocks<Config>;
+  using Reduction = RowReduction<Config::threads, 1, Config::ctas_per_row, Config::exchange(), 1, Config::repeats,
+                                 Config::repeats ? 2 : 1, true>;
   // What a slot without a column has, too.
   const uint32 absent = absent_bits<Config::logarithm, Input>();
 
@@ -259,16 +259,16 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
     const Part part = staged_part<Config>(params, place, row, shifted ? elements_past<N>(y) : 0);
     const auto dx_whole = part.inside(rows_aligned<Output, N>(dx - part.shift, 0, 0), 0, part.columns);
     const auto beside = [&](bool apart) { return beside_part(place, params.columns, row, params.rows, apart); };
-    part.fetch_beside(staged_y, y, true, beside(y_apart));
+    const bool has_last = part.fetch_beside(staged_y, y, true, beside(y_apart));
     part.fetch_beside(staged_dy, dy, rows_aligned<Gradient, N>(dy - part.shift, 0, 0), beside(dy_apart));
     wait_async();
-    if (Config::causal || part.has_edges()) part.blank(staged_y, absent);
-    const int first = part.first_of_thread(), stop = part.stop();
+    if (Config::causal || part.has_edges()) part.blank(staged_y, absent, has_last);
+    const int first = part.own, stop = part.stop();
 
     // ---- The sum over the row
-    ShiftedSum<threads, N> sums;
+    ShiftedSum<Config::threads, N, true> sums;
 #pragma unroll 1
-    for (int block = first; block < stop; block += threads) {
+    for (int block = first; block < stop; block += part.threads) {
       Vec<Input, N> of_y;
       Vec<Gradient, N> of_dy;
       of_y.load_shared(staged_y + block * N);
@@ -289,7 +289,7 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
     // ---- dx
     const int used = part.first(), blocks = part.all();
 #pragma unroll 1
-    for (int block = place.thread; block < blocks; block += threads) {
+    for (int block = place.thread; block < blocks; block += part.threads) {
       Vec<Output, N> result;
       result.fill(0);
       if (!Config::causal || (block >= used && block < stop)) {

@@ -904,7 +904,7 @@ GRID_LINES = ("to[i] = from", "out[i] = from")
 LAST_LINES = ("partials[block] = sum", "total += partials")
 RING_LINES = ("mine[thread] = x", "= theirs[31 - thread]")
 STAGE_LINES = ("trtc::copy_async<16>(", "= staged[127 - i]")
-SUM_LINES = ("if (thread % group == 0) of_group", "slot < warps ? of_group")
+SUM_LINES = ("if (thread % group == 0) of_group", "slot < here ? of_group")
 
 BUGS = (
     # Barriers of a CTA.
@@ -1894,7 +1894,7 @@ BUGS = (
     race(
         "sums of warps are read without a barrier",
         "norm",
-        ("in_row / 32] = values[i];\n      }\n      cta_barrier();", "in_row / 32] = values[i];\n      }"),
+        ("in_row / 32] = values[i];\n        }\n        cta_barrier();", "in_row / 32] = values[i];\n        }"),
         file="reduce.cuh",
         at=SUM_LINES,
         kinds=EARLY,

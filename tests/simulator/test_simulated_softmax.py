@@ -31,6 +31,7 @@ from transformer_rtc import (
 )
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.ops import softmax as module
+from transformer_rtc.ops import softmax_kernels as kernels
 from transformer_rtc.ops.softmax_kernels import BUCKETS, MaskGradientSpec, SoftmaxConfig
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32
 
@@ -46,6 +47,8 @@ CONFIGS = {
     "CTAs": SoftmaxConfig(64, 1, 8, 2, 4, True),
     "chunks of CTAs": SoftmaxConfig(64, 1, 8, 1, 2, True, chunked=True),
     "staged": SoftmaxConfig(64, 1, 8, 1, staged=True),
+    "staged by a warp": SoftmaxConfig(32, 1, 8, 1, staged=True),
+    "staged by three warps": SoftmaxConfig(96, 1, 8, 1, staged=True),
     "staged by CTAs": SoftmaxConfig(64, 1, 8, 1, 2, True, staged=True),
     "in turn": SoftmaxConfig(64, 1, 8, 2, 4, True, in_turn=True),
 }
@@ -474,6 +477,20 @@ def test_a_window_far_behind_the_first_columns_in_the_general_kernels(keys, wind
     dy[~within] = np.nan
     with using(simulated(static=True)):
         hold(x, dy, dtype, -0.7, within, mask=mask, causal="aligned", window=window)
+
+
+# The rows, of an odd number of keys, begin anywhere.
+@pytest.mark.parametrize("threads", [32, 96, 160, 512])
+@pytest.mark.parametrize("window", [2, 1000, 2100])
+def test_a_window_far_behind_the_first_columns_of_staged_rows(threads, window, held, rng):
+    held(SoftmaxConfig(threads, 1, 8, 1, staged=True))
+    for dtype in (BFLOAT16, FLOAT32):
+        x, dy = (expected.drawn(rng, (3, 3, 4099), dtype) for _ in range(2))
+        within = expected.taking_part(x.shape, causal="aligned", window=window)
+        x[~within] = np.nan
+        dy[~within] = np.nan
+        with using(simulated()):
+            hold(x, dy, dtype, 0.7, within, causal="aligned", window=window)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -977,10 +994,54 @@ def test_few_kernels_serve_every_length(operator):
             assert config.chunked or config.staged or slots >= columns
             assert (config.staged or config.takes_turns) == (rule.dynamic_shared_memory > 0)
             assert rule.dynamic_shared_memory <= limits.shared_memory_per_cta - 4096
-            assert config.threads <= 1024 and config.threads % 32 == 0
+            assert rule.threads % 32 == 0 and rule.threads <= config.threads <= 1024
+            assert config.staged or rule.threads == config.threads
         # Rows that shared memory cannot hold have one more, on some devices from less than 1 Mi columns on.
         small = limits.shared_memory_per_cta < 128 * 1024
         assert len(symbols) <= 13 and sum(columns <= 1 << 20 for columns in symbols.values()) <= (13 if small else 12)
+
+
+TABLES = {
+    "forward": kernels._FORWARD_TABLE,
+    "masked": kernels._FORWARD_MASKED_TABLE,
+    "causal": kernels._FORWARD_CAUSAL_TABLE,
+    "backward": kernels._BACKWARD_TABLE,
+    "causal backward": kernels._BACKWARD_CAUSAL_TABLE,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_line_of_a_table_divides_rows_that_no_other_would_so(name, monkeypatch):
+    table, backward = TABLES[name], "backward" in name
+    devices = [
+        limits._replace(max_cluster_size=size)
+        for limits in ARCHITECTURES.values()
+        for size in {limits.max_cluster_size, min(limits.max_cluster_size, 8), 1}
+    ]
+
+    def divisions(lines):
+        monkeypatch.setattr(kernels, "_table", lambda *_: lines)
+        return [
+            kernels.configure(columns, (dtype,) * (2 + backward), (dtype,) * (1 + backward), limits, backward)
+            for dtype, limits in itertools.product((BFLOAT16, FLOAT32), devices)
+            for columns in BUCKETS
+        ]
+
+    found = divisions(table)
+    assert [line for i, line in enumerate(table) if divisions(table[:i] + table[i + 1 :]) == found] == []
+
+
+@pytest.mark.parametrize("operator", ["softmax", "softmax_backward"])
+def test_a_shorter_row_has_no_more_ctas_where_there_are_no_clusters(operator):
+    for limits, dtype, causal in itertools.product(ARCHITECTURES.values(), (FLOAT32, BFLOAT16), (False, True)):
+        without, arrays_read = limits._replace(max_cluster_size=1), (dtype,) * (2 if "backward" in operator else 1)
+        ctas = [
+            kernels.configure(
+                columns, (dtype, *arrays_read), arrays_read, without, backward="backward" in operator, causal=causal
+            ).ctas_per_row
+            for columns in BUCKETS
+        ]
+        assert ctas == sorted(ctas)
 
 
 @pytest.mark.parametrize("operator", ["softmax_backward", "log_softmax_backward"])

@@ -15,6 +15,7 @@ from .softmax_kernels import (
     MaskGradientSpec,
     SinkGradientSpec,
     SoftmaxBackwardSpec,
+    SoftmaxConfig,
     SoftmaxForwardSpec,
     configure,
     general_launches,
@@ -54,10 +55,11 @@ class _SoftmaxFamily:
 
     def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         self.check(request)
-        spec, staged = _spec(request, limits)
-        shared = spec.config.shared_memory(request.columns, staged)
-        first = (spec, spec.launch_rule._replace(dynamic_shared_memory=shared))
-        return first, *((spec, spec.launch_rule) for spec in _gradients(request, limits))
+        spec, division, staged = _spec(request, limits)
+        rule = spec.launch_rule._replace(
+            threads=division.threads, dynamic_shared_memory=division.shared_memory(request.columns, staged)
+        )
+        return (spec, rule), *((spec, spec.launch_rule) for spec in _gradients(request, limits))
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
         self.check(request)
@@ -70,8 +72,10 @@ class _SoftmaxFamily:
         return static_program()
 
 
-def _spec(request: Request, limits: DeviceLimits) -> tuple[SoftmaxForwardSpec | SoftmaxBackwardSpec, tuple[DType, ...]]:
-    """Return the kernel of a call, and the types of what a row of it has in shared memory, if it is staged there."""
+def _spec(
+    request: Request, limits: DeviceLimits
+) -> tuple[SoftmaxForwardSpec | SoftmaxBackwardSpec, SoftmaxConfig, tuple[DType, ...]]:
+    """Return the kernel of a call, how it divides rows, and the types of what one has in shared memory, if staged."""
     dtypes = request.dtypes
     logarithm, causal = request.operator.startswith("log_"), "causal" in request.flags
     out = dtypes["out"]
@@ -81,7 +85,8 @@ def _spec(request: Request, limits: DeviceLimits) -> tuple[SoftmaxForwardSpec | 
         assert dy is not None and y is not None
         config = configure(request.columns, (dy, y, out), (y, dy), limits, backward=True, causal=causal)
         sums = bool(dtypes.get("dsink") or dtypes.get("dmask"))
-        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config), (y, dy)
+        backward = SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config.of_kernel)
+        return backward, config, (y, dy)
     x = dtypes["x"]
     assert x is not None
     mask = dtypes["mask"]
@@ -96,9 +101,9 @@ def _spec(request: Request, limits: DeviceLimits) -> tuple[SoftmaxForwardSpec | 
         keeps="mask_keeps" in request.flags,
         sink=dtypes["sink"],
         lse=dtypes["lse"] is not None,
-        config=config,
+        config=config.of_kernel,
     )
-    return spec, staged
+    return spec, config, staged
 
 
 def _gradients(request: Request, limits: DeviceLimits) -> Iterator[SinkGradientSpec | MaskGradientSpec]:
