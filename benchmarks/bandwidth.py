@@ -933,15 +933,15 @@ def spread_of(times: dict[str, float] | None) -> str | None:
 
 
 def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return runs that measured alike, such as of one dtype each, as one."""
+    """Return runs that measured alike, such as of one dtype each, as one; of a case, what its last run measured."""
     first, *others = results
     for other in others:
         if any(other[name] != first[name] for name in ("placements", "repetitions")):
             raise SystemExit("--from-json: the runs have other numbers of placements or repetitions")
     environments = [environment for result in results for environment in result["environments"]]
-    cases = [case for result in results for case in result["cases"]]
+    cases = {str(found["case"]): found for result in results for found in result["cases"]}
     absent = {name: why for result in results for name, why in result["absent"].items()}
-    return {**first, "environments": environments, "absent": absent, "cases": cases}
+    return {**first, "environments": environments, "absent": absent, "cases": list(cases.values())}
 
 
 def print_report(result: dict[str, Any]) -> None:
@@ -1114,7 +1114,10 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write every median and spread there")
     parser.add_argument("--plot", metavar="FILE", help="draw the ratio to the ceiling; needs matplotlib")
     parser.add_argument(
-        "--from-json", nargs="+", metavar="FILE", help="report on what runs with --json wrote, and measure nothing"
+        "--from-json",
+        nargs="+",
+        metavar="FILE",
+        help="report on what runs with --json wrote, a later one's cases instead of an earlier one's; measure nothing",
     )
     arguments = parser.parse_args()
     if arguments.from_json:
