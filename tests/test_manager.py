@@ -598,13 +598,16 @@ def test_import_writes_nothing(tmp_path):
 
 def test_import_adds_little_to_numpys(tmp_path):
     script = (
-        "import numpy, time\nstart = time.perf_counter()\nimport transformer_rtc\nprint(time.perf_counter() - start)"
+        "import time\nstart = time.perf_counter()\nimport numpy\nbetween = time.perf_counter()\n"
+        "import transformer_rtc\nprint(between - start, time.perf_counter() - between)"
     )
     kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     run_python(script, **kept)  # compiles the .pyc files
-    milliseconds = [1e3 * float(run_python(script, **kept)) for _ in range(9)]
-    # The target is 30. Noise only adds, so the best counts; twice as much is for slow and shared machines.
-    assert min(milliseconds) < 60, milliseconds
+    seconds = [tuple(map(float, run_python(script, **kept).split())) for _ in range(9)]
+    of_numpy, ours = map(min, zip(*seconds, strict=True))
+    # The target is 30 ms. Noise only adds, so the best counts; twice as much, or 0.6 of numpy's (it takes 0.45), is for
+    # slow and shared machines.
+    assert ours < max(60e-3, 0.6 * of_numpy), seconds
 
 
 def test_a_callback_that_asks_for_the_kernel_it_is_told_of_is_an_error_and_no_deadlock(make):
