@@ -63,6 +63,12 @@ TRTC_DEVICE void fold(float (&values)[Count]) {
   }
 }
 
+// Warps of a CTA that share a row: so many, or, `AtMost`, those of the launch.
+template <int Warps, bool AtMost>
+TRTC_DEVICE int warps_here() {
+  return AtMost ? threads_in_cta() / 32 : Warps;
+}
+
 // What CTAs of a cooperative grid need to tell each other values, for each group of CTAs that shares rows. Zeroed
 // before the launch.
 template <int Buffers, int Count>
@@ -142,9 +148,6 @@ struct RowReduction {
 
   TRTC_DEVICE void next_row() { ++row_number; }
 
-  // Warps of this CTA that share a row.
-  static TRTC_DEVICE int warps_here() { return AtMost ? threads_in_cta() / 32 : static_cast<int>(warps); }
-
   // Over the threads of this CTA that share the row. Where there are 2 or 4 values, a part of the lanes adds up each:
   // 12 instructions instead of 20 for two of a warp (LayerNorm, bfloat16, 65536: 0.98 of a copy instead of 0.84), but
   // one more that waits. Not where rows are taken in turn (backward, float32, 8192: 0.94 instead of 0.975), nor for two
@@ -158,7 +161,7 @@ struct RowReduction {
 #pragma unroll
     for (int i = 0; i < kept; ++i) values[i] = reduce_lanes<Operation, group>(values[i]);
     if constexpr (warps > 1) {
-      const int here = warps_here();
+      const int here = warps_here<warps, AtMost>();
       // Where CTAs share a row, one warp has the barrier too: see above.
       if (!AtMost || CtasPerRow > 1 || here > 1) {
         TRTC_SHARED(float, warp_values, buffers * RowsPerCta * warps * Count);

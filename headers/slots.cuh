@@ -250,7 +250,7 @@ struct ShiftedSum {
         }
       }
       if constexpr (warps > 1) {
-        const int here = AtMost ? threads_in_cta() / 32 : warps;
+        const int here = warps_here<warps, AtMost>();
         TRTC_SHARED(float, firsts, Rows * warps * Count * N);
         float* of_row = firsts + row_in_cta * warps * Count * N;
         const int warp = thread / 32;

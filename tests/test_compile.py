@@ -30,7 +30,7 @@ from transformer_rtc.errors import ArgumentError, CompileError, CompilerNotFound
 from transformer_rtc.ops import norm_configurations
 from transformer_rtc.ops.norm_general import GeneralSpec
 from transformer_rtc.ops.norm_kernels import BackwardSpec
-from transformer_rtc.ops.softmax_kernels import BUCKETS
+from transformer_rtc.ops.softmax_kernels import BUCKETS, SoftmaxConfig
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT8_E4M3, FLOAT16, FLOAT32
 
 EMPTY = 'extern "C" __global__ void kernel() {}'
@@ -119,10 +119,9 @@ def complaints(name: str, stage, limits) -> list[str]:
     if architecture < 90 and found["cmem[0]"] != _CONSTANT_BASE + spec.params.size:
         wrong.append(f"cmem[0] {found['cmem[0]']}, parameters {spec.params.size}")
     threads = struct.unpack("<III", info[_INFO_MAX_THREADS])
-    # Softmax's staged kernels are for any number of warps.
-    fewer = "staged" in spec.symbol and rule.threads < threads[0]
-    known = threads == (rule.threads, 1, 1) or (fewer and threads[1:] == (1, 1))
-    if not known or not 32 <= rule.threads <= 1024 or rule.threads % 32:
+    # Softmax's staged kernels are for any number of warps up to so many.
+    most = SoftmaxConfig.MOST_STAGED_THREADS if "staged" in spec.symbol else rule.threads
+    if threads != (most, 1, 1) or not 32 <= rule.threads <= min(most, 1024) or rule.threads % 32:
         wrong.append(f"launch bounds {threads}, rule {rule.threads}")
     # Whole register allocations of 8, in a file of 64 Ki.
     if -(-found["registers"] // 8) * 8 * rule.threads > 65536:

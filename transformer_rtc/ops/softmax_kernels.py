@@ -195,10 +195,8 @@ _FORWARD_TABLE = (
     _Entry(1280, 160, bytes=4),  # float32 4097: 0.97
     _Entry(1536, 192, bytes=4),  # float32 5121, 6144: 0.97, 0.96
     _Entry(1792, 224, bytes=4),  # float32 7000: 0.99
-    # 14336: 0.99
-    _Entry(1792, 192, ctas=2, bytes=2),
-    # 16384: 0.98; float32 8192: 0.98
-    *_of_clusters(_Entry(2048, 224, ctas=2)),
+    _Entry(1792, 192, ctas=2, bytes=2),  # 14336: 0.99
+    *_of_clusters(_Entry(2048, 224, ctas=2)),  # 16384: 0.98; float32 8192: 0.98
     # 16385, 20000: 0.97, 0.99, by 256 threads 0.88, 0.99; float32 9001, 10000: 0.96, 1.00
     *_of_clusters(_Entry(2560, 160, ctas=2)),
     *_of_clusters(_Entry(3072, 192, ctas=2)),  # float32 12288: 0.98
@@ -207,11 +205,9 @@ _FORWARD_TABLE = (
     _Entry(4096, 512),  # without clusters
     _Entry(5120, 448, ctas=2, bytes=2),  # 40000: 0.99
     _Entry(5120, 320, ctas=2, bytes=4),  # float32 16385, 20000: 0.96, 0.99
-    _Entry(7168, 384, ctas=2, bytes=2),  # 50257: 0.95
-    # float32 28672: 0.96, by four CTAs, a kernel too many, 0.97, and of 16 rows a launch 1.3 us less
-    _Entry(7168, 384, ctas=2, bytes=4),
-    _Entry(8192, 128, ctas=8, bytes=2),  # 65536: 0.98, by four CTAs 0.97
-    _Entry(8192, 128, ctas=8, bytes=4),  # float32 32768: 0.97
+    # 50257: 0.95; float32 28672: 0.96, by four CTAs, a kernel too many, 0.97, and of 16 rows a launch 1.3 us less
+    *_of_clusters(_Entry(7168, 384, ctas=2)),
+    *_of_clusters(_Entry(8192, 128, ctas=8)),  # 65536: 0.98, by four CTAs 0.97; float32 32768: 0.97
     _Entry(8192, 512, ctas=2),  # without clusters
     _Entry(14336, 256, ctas=8, bytes=2),  # 80000, 100000: 1.01, 0.96, by four CTAs 0.98, 0.90
     _Entry(16384, 384, ctas=8, bytes=2),  # 128256, 131072: 0.98, 0.97, by four CTAs 0.95, 0.93
