@@ -198,8 +198,8 @@ _FORWARD = {
         _Entry(2048, 1, 256, 8, in_shared=True),  # 16384: 0.992
         _Entry(4096, 2, 256, 8, in_shared=True),  # 32768: 0.990; two rows together 0.972
         _Entry(8192, 8, 128, 8, in_shared=True),  # 65536: 0.972; by a cluster of 4 0.945, two rows 0.917
-        _Entry(16384, 8, 256, 8, in_shared=True, together=2),  # 131072: 0.918; one row 0.895, by a cluster of 4 0.891
-        _Entry(32768, 16, 256, 8, in_shared=True, together=2),  # 262144: 0.860; one row 0.827, in turn 0.799
+        _Entry(16384, 8, 256, 8, in_shared=True, together=2),  # 131072: 0.918; one row 0.897, by a cluster of 4 0.891
+        _Entry(32768, 16, 256, 8, in_shared=True, together=2),  # 262144: 0.861; in turn 0.799
     ),
     ("layer_norm", 4): (
         _Entry(64, 1, 32, 2, 4),  # 256: 1.04
@@ -289,7 +289,9 @@ _FORWARD_SIZES = {
         _Entry(7168, 8, 128, 7, in_shared=True, together=2),  # 57344: 0.927, 0.792
         _Entry(10752, 8, 224, 6, in_shared=True, together=2),  # 86016: 0.896, 0.898
         _Entry(12288, 8, 192, 8, in_shared=True),  # 98304: 0.938, 0.801
+        _Entry(16384, 16, 128, 8, in_shared=True, clusters=True),  # 131072: 0.935, 0.925; with 48 registers 0.893
         _Entry(24576, 16, 192, 8, in_shared=True),  # 196608: 0.893, 0.716
+        _Entry(32768, 16, 256, 8, in_shared=True, clusters=True),  # 262144: 0.875, 0.861; with 48 registers 0.867
     ),
     ("layer_norm", 4): (
         _Entry(192, 1, 64, 3, in_shared=True),  # 768: 0.949, 0.882
@@ -885,11 +887,12 @@ def configure(
     # RMSNorm with a bias has as much to hold as LayerNorm (as without one: float32, 16384: 0.73, bfloat16, 65536: 0.82;
     # by divisions of LayerNorm 0.97).
     table = ("layer_norm" if len(columns) > 1 else norm), division.bytes
-    general = _lines(_FORWARD[table], _has_clusters(limits) and hidden % division.full == 0)
+    clusters = _has_clusters(limits) and hidden % division.full == 0
+    general = _lines(_FORWARD[table], clusters)
     # A row of two arrays is as much in flight as two rows, and one whose y is wider nearly so (bfloat16 to float32, 14
     # sizes of 20000 to 131072: 0.71 to 0.92, in pairs up to 0.09 less and never more).
     pairs = in_turn and len(rows) == 1 and output.bytes <= held.bytes and hidden % division.full == 0
-    exact = division.exactly((*_FORWARD_SIZES[table], *general))
+    exact = division.exactly((*_lines(_FORWARD_SIZES[table], clusters), *general))
     if not exact and table[0] == "layer_norm" and len(rows) == 1:
         exact = division.fitted(limits, 2 if pairs else 1, staged)
     entries: tuple[_Entry, ...] = (*exact, *general)

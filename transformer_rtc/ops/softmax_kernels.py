@@ -216,7 +216,7 @@ _FORWARD_TABLE = (
     _Entry(20480, 320, ctas=8, bytes=4),  # float32 80000: 0.97, by sixteen CTAs 0.90
     _Entry(28672, 192, ctas=16, bytes=4),  # float32 100000: 0.94
     _Entry(32768, 256, ctas=16),  # 200000, 262144: 0.94, 0.97; float32 128256, 131072: 0.98, 0.96
-    _Entry(_ANY, 384, ctas=16),  # float32 200000, 262144: 0.81, 0.88, by 256 threads 0.81, 0.87
+    _Entry(_ANY, 320, ctas=16),  # float32 200000, 262144: 0.84, 0.91, by 384 threads 0.83, 0.89
     _Entry(32768, 256, ctas=8),  # where a cluster has no more
 )
 # A row has more shared memory.
@@ -229,7 +229,9 @@ _FORWARD_MASKED_TABLE = (
     _Entry(192, 32),  # 1500: 0.77, held 0.67; float32 600: 0.82, held 0.65
     _Entry(256, 32, 8, 2),  # 2048: 0.94, staged 0.92; float32 1024: 0.96
     _Entry(512, 64, bytes=2),  # 3000, 4096: 0.89, 0.92; by 128 threads 0.80, 0.89
-    _Entry(768, 64, bytes=4),  # float32 1500, 2048, 3000: 0.88, 0.91, 0.91; by 96 threads 0.82, 0.88, 0.91
+    _Entry(448, 64, bytes=4),  # float32 1500: 0.87, by 96 threads 0.82, held 0.75
+    _Entry(512, 64, 8, bytes=4),  # float32 2048: 0.93, staged 0.92
+    _Entry(768, 64, bytes=4),  # float32 3000: 0.91, by 96 threads 0.91
     _Entry(1024, 96, bytes=4),  # float32 4096: 0.92
     _Entry(768, 128),  # 6000: 0.90
     _Entry(1536, 192),  # 8192: 0.87; float32 6000: 0.88, by 128 threads 0.87
