@@ -306,12 +306,12 @@ def test_rows_together_have_the_bits_that_each_has_alone(
 
 
 def test_rows_are_together_only_where_they_share_a_weight_and_vectors_fit_them():
-    case = forward_case("layer_norm", 4, 131072, BFLOAT16, bias=BFLOAT16)
+    case = forward_case("layer_norm", 4, 57344, BFLOAT16, bias=BFLOAT16)
     alone = {
         "heads": {"heads": 2},
         "a scale of each row": {"out": INT8, "scaling": BY_ROW},
         "a residual": {"operator": "add_layer_norm", "residual": BFLOAT16},
-        "no vector": {"hidden": 131071},
+        "no vector": {"hidden": 57343},
     }
     assert case.specialise(ARCHITECTURES[90])[0].config.together == 2
     for what, change in alone.items():
