@@ -906,7 +906,7 @@ def configure(
     elif row_scaled and len(rows) == 1:
         long = _ROW_SCALED_FORWARD.get(table, ()) if hidden > _ROW_SCALED_LEAST else ()
         scaled = (*division.exactly(_ROW_SCALED_SIZES.get(table, ())), *long)
-        entries = (*_lines(scaled, _has_clusters(limits)), *entries)
+        entries = (*_lines(scaled, clusters), *entries)
     if not pairs:
         entries = tuple(entry._replace(together=1) for entry in entries)
     found = _choose((*entries, *_FORWARD_ELSEWHERE), division, limits, 2, fits)
