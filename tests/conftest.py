@@ -1,23 +1,109 @@
+"""Tiers, samples, the folder of compiled kernels, and what tests of several folders share.
+
+CONTRIBUTING.md says what each tier is for and how long it takes.
+"""
+
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import os
 import random
 import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import kernel_cache
 import numpy as np
 import pytest
 
 from transformer_rtc import _native, arrays, dispatch
-from transformer_rtc.errors import DriverNotFoundError
+from transformer_rtc.errors import DeviceNotFoundError, DriverNotFoundError
+
+HERE = Path(__file__).parent
+SAMPLE_SEED = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="of random data; drawn afresh by default")
+    parser.addoption(
+        "--sample-seed", type=int, help="of the share of thorough tests that runs; the hash of git's tree by default"
+    )
+    parser.addoption("--everything", action="store_true", help="run all thorough tests, not a sample of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = config.getoption("--sample-seed")
+    config.stash[SAMPLE_SEED] = _tree_hash(config.rootpath) if given is None else given
+    if hasattr(config, "cache"):
+        kernel_cache.folder = str(config.cache.mkdir("kernels"))
+
+
+def _tree_hash(root: Path) -> int:
+    """Return a number of the commit's tree: 0 where there is no git."""
+    command = ["git", "rev-parse", "HEAD^{tree}"]
+    with contextlib.suppress(OSError, ValueError):
+        return int(subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout[:8], 16)
+    return 0
+
+
+@functools.cache
+def missing_gpu() -> str:
+    """Return why there is no GPU; an empty text where there is one."""
+    try:
+        _native.current_device()
+    except DeviceNotFoundError as error:
+        # Only this: a driver that is too old, or that fails, is a failure.
+        return str(error)
+    return ""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if collection_path == HERE / "gpu" and missing_gpu() else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the thorough tests that the sample does not have, unless a test is named."""
+    if config.getoption("--everything") or any("::" in argument for argument in config.args):
+        return
+    seed = config.stash[SAMPLE_SEED]
+
+    def is_drawn(item: pytest.Item) -> bool:
+        shares = [mark.kwargs.get("share", 1) for mark in item.iter_markers("thorough")]
+        return zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32 < min(shares, default=1)
+
+    left_out = [item for item in items if not is_drawn(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_drawn(item)]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if missing_gpu():
+        terminalreporter.write_line(f"tests/gpu did not run, as it needs a GPU: {missing_gpu()}")
+    if not config.getoption("markexpr") and not config.getoption("--everything"):
+        terminalreporter.write_line(f"a sample of the thorough tests ran: --sample-seed {config.stash[SAMPLE_SEED]}")
+
+
+@pytest.fixture(autouse=True)
+def _beside_others(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let a test that is marked `alone` run while no other worker runs one."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or kernel_cache.folder is None:
+        yield
+        return
+    alone = request.node.get_closest_marker("alone") is not None
+    folder = Path(kernel_cache.folder).parent
+    with open(folder / "turn.lock", "w") as turn, open(folder / "running.lock", "w") as running:
+        # Whoever waits for all others has the turn meanwhile, so that no worker begins another test.
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture
@@ -65,7 +151,7 @@ class Interface:
 
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """Return what runs a script in a process of its own, on tests/fake_driver.cpp: it returns the lines of its output.
+    """Return what runs a script in a process of its own on support/fake_driver.cpp, and returns the lines it prints.
 
     It fails where the script does, and where it writes to stderr.
     """
@@ -73,7 +159,7 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("fake_driver")
-    source = Path(__file__).parent / "fake_driver.cpp"
+    source = HERE / "support" / "fake_driver.cpp"
     options = ["-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
     subprocess.run([compiler, *options, str(source)], check=True)
 

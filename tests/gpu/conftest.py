@@ -5,7 +5,6 @@ import gc
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from cases import FAMILY
@@ -13,29 +12,14 @@ from compiling import compile_together
 from frameworks import Torch
 
 import transformer_rtc
-from transformer_rtc import _native, device_limits, dispatch, sources, static
+from transformer_rtc import device_limits, dispatch, sources, static
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.errors import DeviceNotFoundError
 from transformer_rtc.manager import KernelManager
 from transformer_rtc.ops import norms
 from transformer_rtc.settings import settings
 
 KEPT = 1 << 30  # bytes that torch may keep for later tests
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory to the others
-
-try:
-    _native.current_device()
-    NO_GPU = ""
-except DeviceNotFoundError as error:
-    # Only this: a driver that is too old, or that fails, is a failure.
-    NO_GPU = f"tests/gpu needs a GPU: {error}"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if NO_GPU:
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason=NO_GPU))
 
 
 @pytest.fixture(params=["rtc", "static"])
@@ -84,7 +68,7 @@ def manager(tmp_path) -> KernelManager:
 @pytest.fixture(scope="session", autouse=True)
 def compiled(request) -> None:
     """Compile what the modules name as COMPILED, unless only a few tests are run."""
-    if NO_GPU or settings.force_static or len(request.session.items) < 100:
+    if settings.force_static or len(request.session.items) < 100:
         return
     modules = {item.module for item in request.session.items}
     compile_together((case for module in modules for case in getattr(module, "COMPILED", ())), device_limits(0))

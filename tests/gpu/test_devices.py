@@ -7,7 +7,7 @@ import pytest
 import reference
 from cases import Case
 from frameworks import FRAMEWORKS, bits, inputs
-from test_streams import current_context, in_threads
+from on_gpu import current_context, in_threads
 
 from transformer_rtc import ArgumentError, Field, _native, device_limits, rms_norm, rms_norm_backward
 from transformer_rtc.spec import BFLOAT16, FLOAT32

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test_process import output
+from processes import output
 
 # fill(number, memory, stream): a kernel of its own for each number, of a manager that keeps only the last one.
 FORGETFUL = """

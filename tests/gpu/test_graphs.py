@@ -11,7 +11,7 @@ import pytest
 import reference
 from cases import Case
 from frameworks import FRAMEWORKS, bits, capture, inputs
-from test_launch import CLUSTER, FIELDS, MEET, Memory, resident
+from on_gpu import CLUSTER, FIELDS, MEET, Memory, resident
 
 from transformer_rtc import (
     ArgumentError,

@@ -2,35 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from on_gpu import CLUSTER, FIELDS, MEET, Memory, resident
 
 from transformer_rtc import DeviceNotFoundError, Field, LaunchConfig, _native, device_limits
 from transformer_rtc.errors import ArgumentError, DriverError, LaunchError
 
-FIELDS = (Field("out", "pointer"), Field("value", "float32"), Field("count", "int32"))
 FILL = """#include "platform.cuh"
 extern "C" __global__ void fill(Params params) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < params.count) static_cast<float*>(params.out)[i] = params.value + i;
-}
-"""
-# Every CTA waits for all others: without co-residency it never ends, so it gives up in the end.
-MEET = """
-extern "C" __global__ void meet(Params params) {
-  unsigned* arrived = static_cast<unsigned*>(params.out);
-  if (threadIdx.x == 0) {
-    atomicAdd(arrived, 1u);
-    const long long start = clock64();
-    while (*static_cast<volatile unsigned*>(arrived) < gridDim.x && clock64() - start < 4000000000ll) {}
-    if (*static_cast<volatile unsigned*>(arrived) == gridDim.x) atomicAdd(arrived + 1, 1u);
-  }
-}
-"""
-CLUSTER = """
-extern "C" __global__ void ranks(Params params) {
-  unsigned rank, size;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  static_cast<unsigned*>(params.out)[blockIdx.x] = size * 100 + rank;
 }
 """
 SHARED = """
@@ -45,21 +25,6 @@ extern "C" __global__ void shared(Params params) {
   if (threadIdx.x == 0) static_cast<float*>(params.out)[0] = dynamic[params.count - 1] + (sum == -STATIC ? 0 : -1e9f);
 }
 """
-
-
-class Memory:
-    """Device memory of our own, filled with ones in every bit."""
-
-    def __init__(self, count: int, value: int = -1) -> None:
-        self.host = np.full(count, value, np.int32)
-        self.buffer = _native.Buffer(0, self.host.nbytes)
-        self.buffer.copy_from_host(0, self.host.ctypes.data, self.host.nbytes, 0)
-        self.pointer = self.buffer.pointer
-
-    def read(self, dtype=np.int32) -> np.ndarray:
-        self.buffer.copy_to_host(0, self.host.ctypes.data, self.host.nbytes, 0)
-        _native.synchronize_stream(0, 0)
-        return self.host.view(dtype)
 
 
 def shared_text(static_floats: int) -> str:
@@ -127,10 +92,6 @@ def test_a_launch_that_the_driver_refuses_is_an_error(fill):
 
 
 # ---- Cooperative launches and clusters -------------------------------------------------------------------------------
-
-
-def resident(kernel, threads: int) -> int:
-    return kernel.prepare(LaunchConfig((1, 1, 1), (threads, 1, 1), cooperative=True))
 
 
 def test_a_cooperative_grid_of_all_that_can_be_resident_meets(manager):

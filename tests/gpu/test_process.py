@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
+from processes import output, run
 
 from transformer_rtc import static
 
@@ -19,25 +18,6 @@ assert abs(y - reference).max() < 1e-5, abs(y - reference).max()
 nvrtc = any('libnvrtc' in line for line in open('/proc/self/maps'))
 print(dict(transformer_rtc.manager.counts), nvrtc, y.tobytes().hex()[:64])
 """
-
-
-def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRANSFORMER_RTC_")}
-    settings = {f"TRANSFORMER_RTC_{name}": value for name, value in variables.items()}
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env={**environment, **settings},
-        cwd=os.path.dirname(__file__),  # not a source tree: Python would import from it
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def output(script: str, **variables: str) -> str:
-    done = run(script, **variables)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.fixture

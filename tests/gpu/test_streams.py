@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import ctypes
-import threading
-
 import numpy as np
 import pytest
 import reference
 from cases import Case
 from frameworks import FRAMEWORKS, bits, capture, inputs
+from on_gpu import current_context, in_threads
 
 from transformer_rtc import (
     _native,
@@ -189,26 +187,6 @@ def test_a_captured_graph_of_rows_shared_by_ctas_replays_with_new_inputs(limited
 # ---- Threads and contexts --------------------------------------------------------------------------------------------
 
 
-def in_threads(count, work):
-    errors, start = [], threading.Barrier(count)
-
-    def run(i):
-        try:
-            start.wait(60)
-            work(i)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-        assert not thread.is_alive(), "a thread hangs"
-    if errors:
-        raise errors[0]
-
-
 def test_two_threads_with_two_streams_do_not_disturb_each_other(limited, gpu, rng):
     torch = gpu.module
     call, _ = limited
@@ -226,13 +204,6 @@ def test_two_threads_with_two_streams_do_not_disturb_each_other(limited, gpu, rn
                     np.testing.assert_array_equal(bits(gpu.host(result)), expected[i])
 
     in_threads(2, work)
-
-
-def current_context() -> int | None:
-    driver = ctypes.CDLL("libcuda.so.1")
-    context = ctypes.c_void_p()
-    assert driver.cuCtxGetCurrent(ctypes.byref(context)) == 0
-    return context.value
 
 
 def test_a_thread_without_a_context_has_none_after_a_call(rng):

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import ClassVar
 
 import pytest
+from processes import run_python
 
 from transformer_rtc import settings as settings_module
 from transformer_rtc.cache import DiskCache
@@ -554,24 +555,6 @@ def test_without_a_compiler_what_any_compiler_made_is_served(make, compile_progr
 
 
 # ---- Processes ----------------------------------------------------------------------------------------------------
-
-OPENED = (
-    "def opened():\n"
-    "    import re, sys\n"
-    "    maps = open('/proc/self/maps').read()\n"
-    "    found = {name for name in ('libnvrtc', 'libcuda.so') if name in maps}\n"
-    "    return found | {name for name in sys.modules if re.match('(cuda[.]|torch|cupy|jax|ml_dtypes)', name)}\n"
-)
-
-
-def run_python(script: str, **variables: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRANSFORMER_RTC_")}
-    done = subprocess.run(
-        [sys.executable, "-c", OPENED + script], env={**environment, **variables}, cwd=os.path.dirname(__file__),
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_a_warm_process_opens_neither_the_bindings_nor_nvrtc(tmp_path):

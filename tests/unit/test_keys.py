@@ -7,6 +7,7 @@ import os
 import random
 import re
 
+import cases
 import numpy as np
 import pytest
 from cases import BACKWARD, CASES, FORWARD
@@ -222,7 +223,7 @@ def test_a_key_is_the_same_in_another_process(tmp_path):
         "manager = KernelManager(DiskCache(None))\n"
         "for c in CASES[::20]: print(manager.key(c.specialise(ARCHITECTURES[90])[0], Target(90), 'nvrtc'))"
     )
-    here = os.path.dirname(__file__)
+    here = os.path.dirname(cases.__file__)
     runs = [
         subprocess.run(
             [sys.executable, "-c", script], cwd=here, env={**os.environ, "PYTHONHASHSEED": seed}, text=True, check=True,

@@ -105,7 +105,7 @@ print(t.manager.counts["load"], (seen[-1][1] - seen[1][1]) >> 20)
 
 def test_calls_and_keys_leave_nothing(tmp_path):
     # By hand, and on a GPU: 10^6 calls and 10^4 keys.
-    script = Path(__file__).parents[1] / "benchmarks" / "memory_growth.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "memory_growth.py"
     done = subprocess.run(
         [sys.executable, str(script), "--simulated", "--calls", "2000", "--keys", "200", "--allowed", str(2 << 20)],
         env={**os.environ, "TRANSFORMER_RTC_CACHE_DIR": str(tmp_path)},

@@ -336,7 +336,7 @@ def test_host_results_become_the_frameworks_own(dtype, rng):
 
 # ---- The native geometry, compiled alone --------------------------------------------------------------------------
 
-NATIVE = Path(__file__).resolve().parent.parent / "transformer_rtc" / "native"
+NATIVE = Path(__file__).resolve().parents[2] / "transformer_rtc" / "native"
 
 
 @pytest.fixture(scope="module")

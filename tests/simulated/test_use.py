@@ -76,7 +76,7 @@ def python(cache: str, text: str, **environment: str) -> subprocess.CompletedPro
     given = {
         **inherited,
         "TRANSFORMER_RTC_CACHE_DIR": cache,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")]),
         **environment,
     }
     return subprocess.run(

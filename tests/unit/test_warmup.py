@@ -14,7 +14,7 @@ import calls
 import numpy as np
 import pytest
 from cases import CASES
-from test_manager import run_python
+from processes import run_python
 
 import transformer_rtc
 from transformer_rtc import dispatch, manifest, record, usage, warming, warmup

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from test_manager import run_python
-from test_packs import CUBIN
+from processes import run_python
 
 from transformer_rtc import cli, compiler, demo, info, warming
 from transformer_rtc.cache import DiskCache, digest
@@ -21,6 +20,7 @@ from transformer_rtc.spec import ARCHITECTURES, FLOAT32
 from transformer_rtc.version import __version__
 
 HERE = os.path.dirname(__file__)
+CUBIN = b"\x7fELF" + bytes(14) + (190).to_bytes(2, "little") + b"code of a GPU"
 KEYS = [digest({"n": number}) for number in range(3)]
 SCALE = """extern "C" __global__ void other() {}
 extern "C" __global__ void scale(const Params p) {
@@ -90,7 +90,7 @@ def test_the_version_and_the_two_names_of_the_command(run):
     assert run("--version") == (0, f"{__version__}\n", "")
     done = subprocess.run([sys.executable, "-m", "transformer_rtc", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
-    with open(os.path.join(HERE, "..", "pyproject.toml"), encoding="utf-8") as file:
+    with open(os.path.join(HERE, "..", "..", "pyproject.toml"), encoding="utf-8") as file:
         assert '\n[project.scripts]\ntransformer-rtc = "transformer_rtc.cli:main"\n' in file.read()
 
 
