@@ -15,14 +15,19 @@ folder: str | None = None
 _MOST_BYTES = 2 << 30
 
 
+def disk_cache() -> DiskCache:
+    """Return the shared folder."""
+    return DiskCache(folder, max_bytes=_MOST_BYTES)
+
+
 def manager() -> KernelManager:
     """Return a manager on the shared folder."""
-    return KernelManager(DiskCache(folder, max_bytes=_MOST_BYTES))
+    return KernelManager(disk_cache())
 
 
 def compile_with_report(symbol: str, program: str, options: tuple[str, ...], architecture: int) -> Compiled:
     """Compile by NVRTC with ptxas's resource report, unless a run before has compiled the same."""
-    cache, headers = DiskCache(folder, max_bytes=_MOST_BYTES), sources.included(program)
+    cache, headers = disk_cache(), sources.included(program)
     options = (*options, compiler.REPORT)
     parts = {
         "program": program, "headers": headers, "options": [*compiler.OPTIONS, *options], "architecture": architecture,
