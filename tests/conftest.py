@@ -10,10 +10,7 @@ import fcntl
 import functools
 import os
 import random
-import shutil
 import subprocess
-import sys
-import textwrap
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,62 +120,6 @@ def without_driver() -> None:
     except DriverNotFoundError:
         return
     pytest.skip("this machine has a driver")
-
-
-# What scripts on the fake driver begin with.
-_ON_FAKE_DRIVER = """
-import ctypes, os, sys, threading
-import numpy as np
-import transformer_rtc as t
-from transformer_rtc import _native
-driver = ctypes.CDLL("libcuda.so.1")
-driver.fake_stream.restype, driver.fake_end_capture.restype = ctypes.c_size_t, ctypes.c_char_p
-driver.fake_count.restype = ctypes.c_long
-stream_of = driver.fake_stream
-begin = lambda stream, mode=0: driver.fake_begin_capture(ctypes.c_void_p(stream), mode)
-end = lambda stream: driver.fake_end_capture(ctypes.c_void_p(stream))
-count = lambda name: driver.fake_count(name.encode())
-def array(*shape, made_on=None):
-    made = t.DeviceArray(_native.Buffer(0, 4 * int(np.prod(shape))), shape, 32 | 2 << 8, 1)
-    if made_on is not None:
-        made.made_on(made_on)
-    return made
-class Interface:
-    def __init__(self, array, stream):
-        self.array, self.__cuda_array_interface__ = array, {**array.__cuda_array_interface__, "stream": stream}
-"""
-
-
-@pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """Return what runs a script in a process of its own on support/fake_driver.cpp, and returns the lines it prints.
-
-    It fails where the script does, and where it writes to stderr.
-    """
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    folder = tmp_path_factory.mktemp("fake_driver")
-    source = HERE / "support" / "fake_driver.cpp"
-    options = ["-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
-    subprocess.run([compiler, *options, str(source)], check=True)
-
-    def run(script: str, **variables: str) -> list[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TRANSFORMER_RTC_")}
-        environment |= {"LD_LIBRARY_PATH": str(folder), "TRANSFORMER_RTC_CACHE_DIR": str(folder / "cache"), **variables}
-        environment["PYTHON_GIL"] = "1"  # a free-threaded Python turns it on too, and warns
-        done = subprocess.run(
-            [sys.executable, "-c", _ON_FAKE_DRIVER + textwrap.dedent(script)],
-            env=environment,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert (done.returncode, done.stderr) == (0, ""), done.stderr
-        return done.stdout.splitlines()
-
-    return run
 
 
 class ChecksPassed(Exception):

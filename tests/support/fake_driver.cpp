@@ -33,7 +33,6 @@ struct Stream {
 };
 struct Module {
   Context* context;
-  int functions = 0;
 };
 struct Function {
   Module* module;
@@ -50,29 +49,26 @@ std::set<Stream*> streams;
 std::set<Module*> modules;
 std::atomic<int> events{0};
 std::map<unsigned long long, size_t> memory;
-std::map<std::string, long> counts;
 int calls_to_failure = 0;  // 0: none is to fail
-std::string failed;
+std::string called;        // since it was said which one
 thread_local Mode mode_of_thread = global;
 thread_local Context* stack[16];
 thread_local int depth = 0;
 
 Context* current() { return depth > 0 ? stack[depth - 1] : nullptr; }
 
-void count(const char* name) {
-  if (process != 0 && process != getpid()) {
-    std::fprintf(stderr, "%s was called after a fork\n", name);
-    abort();
-  }
-  const std::lock_guard<std::recursive_mutex> guard(lock);
-  ++counts[name];
+void check_process(const char* name) {
+  if (process == 0 || process == getpid()) return;
+  std::fprintf(stderr, "%s was called after a fork\n", name);
+  abort();
 }
 
 // Whether this call is the one that is to fail. What it would have made is no handle then, as the driver leaves it.
 bool fails(const char* name, void* made) {
   const std::lock_guard<std::recursive_mutex> guard(lock);
-  if (calls_to_failure == 0 || --calls_to_failure > 0) return false;
-  failed = name;
+  if (calls_to_failure == 0) return false;
+  called.append(name).append(" ");
+  if (--calls_to_failure > 0) return false;
   if (made != nullptr) std::memset(made, 0xff, sizeof(void*));
   return true;
 }
@@ -81,7 +77,7 @@ bool fails(const char* name, void* made) {
 
 // What may wait, or allocate: a capture that forbids it to this thread ends.
 int unsafe(const char* name) {
-  count(name);
+  check_process(name);
   if (current() == nullptr) return kInvalidContext;
   const std::lock_guard<std::recursive_mutex> guard(lock);
   int result = 0;
@@ -97,7 +93,7 @@ int unsafe(const char* name) {
 
 int load(Function* function, const char* name) {
   if (function->loaded) {
-    count(name);
+    check_process(name);
     return 0;
   }
   const int result = unsafe(name);
@@ -117,16 +113,26 @@ void release(unsigned long long pointer) {
   free(reinterpret_cast<void*>(pointer));
 }
 
+bool is_default(Stream* stream) { return reinterpret_cast<size_t>(stream) <= 2; }
+bool is_captured(Stream* stream) { return !is_default(stream) && stream->status != 0; }
+int end_badly(Stream* stream, int result) {
+  stream->status = 2;
+  return result;
+}
+
+// The blocking stream that is being captured, with which the default stream would be synchronised.
+Stream* blocked() {
+  for (Stream* stream : streams) {
+    if (stream->status == 1 && stream->blocking) return stream;
+  }
+  return nullptr;
+}
+
 int add_node(Stream* stream, const char* node) {
   const std::lock_guard<std::recursive_mutex> guard(lock);
-  if (stream == nullptr || reinterpret_cast<size_t>(stream) <= 2) {
-    for (Stream* other : streams) {
-      if (other->status == 1 && other->blocking) {
-        other->status = 2;
-        return kImplicit;
-      }
-    }
-    return 0;
+  if (is_default(stream)) {
+    stream = blocked();
+    return stream == nullptr ? 0 : end_badly(stream, kImplicit);
   }
   if (stream->status == 2) return 901;
   if (stream->status == 1) stream->nodes += node;
@@ -135,6 +141,16 @@ int add_node(Stream* stream, const char* node) {
 
 }  // namespace
 
+// What ends most calls: what only asks about a kernel loads it; a value is given; a handle is made.
+#define LOADS(function) \
+  MAY_FAIL(nullptr);    \
+  return load(function, __func__)
+#define GIVES(target, value) \
+  MAY_FAIL(nullptr);         \
+  return *(target) = value, 0
+#define MAKES(target, value) \
+  MAY_FAIL(target);          \
+  return *(target) = value, 0
 #define API extern "C" __attribute__((visibility("default")))
 
 // ---- For tests ----
@@ -157,17 +173,16 @@ API Stream* fake_stream(int device, int blocking) {
   streams.insert(stream);
   return stream;
 }
-API long fake_count(const char* name) { return counts[name]; }
 API int fake_modules() { return static_cast<int>(modules.size()); }
 API int fake_allocations() { return static_cast<int>(memory.size()); }
 API int fake_events() { return events; }
 API int fake_depth() { return depth; }
-// The call of that number from now on, of those that may fail, fails; 0: none. And which one did, if any.
+// The call of that number from now on, of those that may fail, fails; 0: none. And which ones there were until then.
 API void fake_fail(int number) {
   calls_to_failure = number;
-  failed.clear();
+  if (number != 0) called.clear();
 }
-API const char* fake_failed() { return failed.c_str(); }
+API const char* fake_called() { return called.c_str(); }
 API void fake_push(int device) { stack[depth++] = &contexts[device]; }
 
 // ---- The driver ----
@@ -181,54 +196,28 @@ API int cuInit(unsigned) {
   process = getpid();
   return 0;
 }
-API int cuDriverGetVersion(int* version) {
-  *version = 12080;
-  return 0;
-}
+API int cuDriverGetVersion(int* version) { return *version = 12080, 0; }
 API int cuGetErrorName(int result, const char** name) {
   static thread_local char text[32];
   std::snprintf(text, sizeof(text), result == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "FAKE_ERROR_%d", result);
   *name = text;
   return 0;
 }
-API int cuGetErrorString(int, const char** text) {
-  *text = "fake";
-  return 0;
-}
-API int cuDeviceGetCount(int* count) {
-  MAY_FAIL(nullptr);
-  *count = 2;
-  return 0;
-}
-API int cuDeviceGet(int* device, int ordinal) {
-  MAY_FAIL(nullptr);
-  *device = ordinal;
-  return 0;
-}
-API int cuDeviceGetName(char* name, int size, int) {
-  std::snprintf(name, size, "fake");
-  return 0;
-}
+API int cuGetErrorString(int, const char** text) { return *text = "fake", 0; }
+API int cuDeviceGetCount(int* count) { GIVES(count, 2); }
+API int cuDeviceGet(int* device, int ordinal) { GIVES(device, ordinal); }
+API int cuDeviceGetName(char* name, int size, int) { return std::snprintf(name, size, "fake"), 0; }
 API int cuDeviceGetAttribute(int* value, int id, int) {
-  MAY_FAIL(nullptr);
-  *value = id == 16 ? 132 : id == 75 ? 9 : id == 76 ? 0 : id == 97 ? 227 * 1024 : 1;
-  return 0;
+  GIVES(value, id == 16 ? 132 : id == 75 ? 9 : id == 76 ? 0 : id == 97 ? 227 * 1024 : 1);
 }
-API int cuDeviceTotalMem_v2(size_t* bytes, int) {
-  *bytes = size_t{1} << 30;
-  return 0;
-}
+API int cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 30, 0; }
 API int cuDevicePrimaryCtxRetain(Context** context, int device) {
-  MAY_FAIL(context);
-  count("cuDevicePrimaryCtxRetain");
-  *context = &contexts[device];
-  return 0;
+  check_process(__func__);
+  MAKES(context, &contexts[device]);
 }
 API int cuCtxGetDevice(int* device) {
   MAY_FAIL(nullptr);
-  if (current() == nullptr) return kInvalidContext;
-  *device = current()->device;
-  return 0;
+  return current() == nullptr ? kInvalidContext : (*device = current()->device, 0);
 }
 API int cuPointerGetAttribute(int* value, int, unsigned long long pointer) {
   MAY_FAIL(nullptr);
@@ -238,14 +227,10 @@ API int cuPointerGetAttribute(int* value, int, unsigned long long pointer) {
   *value = 0;
   return 0;
 }
-API int cuCtxGetCurrent(Context** context) {
-  MAY_FAIL(context);
-  *context = current();
-  return 0;
-}
+API int cuCtxGetCurrent(Context** context) { MAKES(context, current()); }
 API int cuCtxPushCurrent_v2(Context* context) {
   MAY_FAIL(nullptr);
-  count("cuCtxPushCurrent");
+  check_process(__func__);
   stack[depth++] = context;
   return 0;
 }
@@ -255,12 +240,9 @@ API int cuCtxSetCurrent(Context* context) {
   if (context != nullptr) stack[depth++] = context;
   return 0;
 }
-API int cuCtxPopCurrent_v2(Context** context) {
-  *context = stack[--depth];
-  return 0;
-}
+API int cuCtxPopCurrent_v2(Context** context) { return *context = stack[--depth], 0; }
 API int cuThreadExchangeStreamCaptureMode(int* mode) {
-  count("cuThreadExchangeStreamCaptureMode");
+  check_process(__func__);
   const Mode before = mode_of_thread;
   mode_of_thread = static_cast<Mode>(*mode);
   *mode = before;
@@ -268,57 +250,42 @@ API int cuThreadExchangeStreamCaptureMode(int* mode) {
 }
 API int cuModuleLoadData(Module** module, const void* image) {
   MAY_FAIL(module);
-  const int result = unsafe("cuModuleLoadData");
+  const int result = unsafe(__func__);
   if (result != 0) return result;
-  if (std::memcmp(image,
-                  "\x7f"
-                  "ELF",
-                  4) != 0)
-    return 200;
+  if (std::memcmp(image, "\177ELF", 4) != 0) return 200;
   const std::lock_guard<std::recursive_mutex> guard(lock);
   modules.insert(*module = new Module{current()});
   return 0;
 }
 API int cuModuleGetFunction(Function** function, Module* module, const char* name) {
   MAY_FAIL(function);
-  count("cuModuleGetFunction");
+  check_process(__func__);
   if (std::strcmp(name, "missing") == 0) return kNotFound;
   *function = new Function{module};
   return 0;
 }
 API int cuModuleUnload(Module* module) {
-  const int result = unsafe("cuModuleUnload");
+  const int result = unsafe(__func__);
   const std::lock_guard<std::recursive_mutex> guard(lock);
   if (result == 0 && modules.erase(module) != 1) abort();
   return result;
 }
-API int cuFuncLoad(Function* function) {
-  MAY_FAIL(nullptr);
-  return load(function, "cuFuncLoad");
-}
+API int cuFuncLoad(Function* function) { LOADS(function); }
 API int cuFuncGetAttribute(int* value, int id, Function* function) {
   MAY_FAIL(nullptr);
   const char* text = std::getenv("FAKE_PTX_VERSION");  // of every kernel's text
   *value = id == 0 ? 1024 : id == 8 ? 48 * 1024 : id == 4 ? 32 : id == 5 ? (text ? std::atoi(text) : 90) : 0;
-  return load(function, "cuFuncGetAttribute");
+  return load(function, __func__);
 }
-API int cuFuncSetAttribute(Function* function, int, int) {
-  MAY_FAIL(nullptr);
-  return load(function, "cuFuncSetAttribute");
-}
-API int cuFuncSetCacheConfig(Function* function, int) {
-  MAY_FAIL(nullptr);
-  return load(function, "cuFuncSetCacheConfig");
-}
+API int cuFuncSetAttribute(Function* function, int, int) { LOADS(function); }
+API int cuFuncSetCacheConfig(Function* function, int) { LOADS(function); }
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Function* function, int, size_t) {
-  MAY_FAIL(nullptr);
   *count = 2;
-  return load(function, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+  LOADS(function);
 }
 API int cuOccupancyMaxActiveClusters(int* count, Function* function, const void*) {
-  MAY_FAIL(nullptr);
   *count = 16;
-  return load(function, "cuOccupancyMaxActiveClusters");
+  LOADS(function);
 }
 struct Attribute {
   int id;
@@ -333,9 +300,9 @@ struct Config {
 };
 API int cuLaunchKernelEx(const Config* config, Function* function, void**, void**) {
   MAY_FAIL(nullptr);
-  count("cuLaunchKernelEx");
+  check_process(__func__);
   if (current() != function->module->context || modules.count(function->module) == 0) return kInvalidContext;
-  const int result = load(function, "cuLaunchKernelEx loads");
+  const int result = load(function, __func__);
   bool early = false;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
   for (unsigned i = 0; i < config->attribute_count; ++i) {
     early = early || (config->attributes[i].id == 6 && config->attributes[i].flag != 0);
@@ -344,37 +311,38 @@ API int cuLaunchKernelEx(const Config* config, Function* function, void**, void*
 }
 API int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
   MAY_FAIL(pointer);
-  const int result = unsafe("cuMemAlloc");
+  const int result = unsafe(__func__);
   if (result == 0) *pointer = allocate(bytes);
   return result;
 }
 API int cuMemFree_v2(unsigned long long pointer) {
-  const int result = unsafe("cuMemFree");
+  const int result = unsafe(__func__);
   if (result == 0) release(pointer);
   return result;
 }
 API int cuMemAllocAsync(unsigned long long* pointer, size_t bytes, Stream* stream) {
   MAY_FAIL(pointer);
-  count("cuMemAllocAsync");
+  check_process(__func__);
   *pointer = allocate(bytes);
   return add_node(stream, "A");
 }
 API int cuMemFreeAsync(unsigned long long pointer, Stream* stream) {
-  count("cuMemFreeAsync");
+  check_process(__func__);
   release(pointer);
   return add_node(stream, "F");
 }
+static int copy(const char* name, void* to, const void* from, size_t bytes) {
+  const int result = unsafe(name);
+  if (result == 0) std::memcpy(to, from, bytes);
+  return result;
+}
 API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, Stream*) {
   MAY_FAIL(nullptr);
-  const int result = unsafe("cuMemcpyHtoDAsync");
-  if (result == 0) std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-  return result;
+  return copy(__func__, reinterpret_cast<void*>(to), from, bytes);
 }
 API int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, Stream*) {
   MAY_FAIL(nullptr);
-  const int result = unsafe("cuMemcpyDtoHAsync");
-  if (result == 0) std::memcpy(to, reinterpret_cast<void*>(from), bytes);
-  return result;
+  return copy(__func__, to, reinterpret_cast<void*>(from), bytes);
 }
 API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes, Stream* stream) {
   MAY_FAIL(nullptr);
@@ -384,60 +352,33 @@ API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes
 API int cuStreamCreate(Stream** stream, unsigned) {
   MAY_FAIL(stream);
   *stream = fake_stream(current()->device, 0);
-  return unsafe("cuStreamCreate");
+  return unsafe(__func__);
 }
 API int cuStreamSynchronize(Stream* stream) {
   MAY_FAIL(nullptr);
-  if (reinterpret_cast<size_t>(stream) > 2 && stream->status != 0) {
-    stream->status = 2;
-    return kUnsupported;
-  }
-  return unsafe("cuStreamSynchronize");
+  return is_captured(stream) ? end_badly(stream, kUnsupported) : unsafe(__func__);
 }
 API int cuStreamIsCapturing(Stream* stream, int* status) {
   MAY_FAIL(nullptr);
-  count("cuStreamIsCapturing");
-  *status = 0;
-  if (reinterpret_cast<size_t>(stream) > 2) {
-    *status = stream->status;
-    return 0;
-  }
-  for (Stream* other : streams) {
-    if (other->status == 1 && other->blocking) return kImplicit;
-  }
-  return 0;
+  check_process(__func__);
+  *status = is_default(stream) ? 0 : stream->status;
+  return is_default(stream) && blocked() != nullptr ? kImplicit : 0;
 }
-API int cuStreamGetCtx(Stream* stream, Context** context) {
-  MAY_FAIL(context);
-  *context = stream->context;
-  return 0;
-}
+API int cuStreamGetCtx(Stream* stream, Context** context) { MAKES(context, stream->context); }
 API int cuEventCreate(Event** event, unsigned) {
   MAY_FAIL(event);
-  *event = new Event;
-  ++events;
-  return 0;
+  return *event = new Event, ++events, 0;
 }
-API int cuEventRecord(Event* event, Stream* stream) {
-  MAY_FAIL(nullptr);
-  event->captured = reinterpret_cast<size_t>(stream) > 2 && stream->status != 0;
-  return 0;
-}
+API int cuEventRecord(Event* event, Stream* stream) { GIVES(&event->captured, is_captured(stream)); }
 API int cuEventQuery(Event*) {
   MAY_FAIL(nullptr);
-  return unsafe("cuEventQuery");
+  return unsafe(__func__);
 }
 API int cuEventDestroy_v2(Event* event) {
-  count("cuEventDestroy");
-  delete event;
-  --events;
-  return 0;
+  check_process(__func__);
+  return delete event, --events, 0;
 }
 API int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
   MAY_FAIL(nullptr);
-  if (reinterpret_cast<size_t>(stream) > 2 && stream->status != 0 && !event->captured) {
-    stream->status = 2;
-    return kIsolation;
-  }
-  return 0;
+  return is_captured(stream) && !event->captured ? end_badly(stream, kIsolation) : 0;
 }

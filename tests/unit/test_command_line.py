@@ -7,21 +7,22 @@ import os
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
+from pathlib import Path
 
+import kernel_cache
 import pytest
-from processes import run_python
+from processes import output
+from stubs import CUBIN, KEYS, Compiler
 
-from transformer_rtc import cli, compiler, demo, info, warming
-from transformer_rtc.cache import DiskCache, digest
+from transformer_rtc import cli, compiler, demo, dispatch, info, warming
+from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import CompilerNotFoundError, DriverError, DriverNotFoundError
-from transformer_rtc.manager import manager
+from transformer_rtc.manager import KernelManager
 from transformer_rtc.spec import ARCHITECTURES, FLOAT32
 from transformer_rtc.version import __version__
 
-HERE = os.path.dirname(__file__)
-CUBIN = b"\x7fELF" + bytes(14) + (190).to_bytes(2, "little") + b"code of a GPU"
-KEYS = [digest({"n": number}) for number in range(3)]
 SCALE = """extern "C" __global__ void other() {}
 extern "C" __global__ void scale(const Params p) {
   __shared__ float tile[64];
@@ -46,16 +47,29 @@ def run(capsys) -> Run:
 
 
 @pytest.fixture
-def cache(tmp_path) -> DiskCache:
+def document(run) -> Callable[..., tuple[int, dict]]:
+    """Return what runs a command for its exit code and its JSON."""
+
+    def document(*arguments: str):
+        code, told, _ = run(*arguments, "--json")
+        return code, json.loads(told)
+
+    return document
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path) -> DiskCache:
+    """Have the commands work on a folder with three entries."""
     made = DiskCache(str(tmp_path / "cache"))
-    for number, key in enumerate(KEYS):
+    for number in range(3):
         about = {"symbol": f"kernel{number}", "target": "sm_90", "kind": "cubin", "compiler": "nvrtc 1"}
-        made.put(f"kernel{number}.sm_90", key, CUBIN, about)
+        made.put(f"kernel{number}.sm_90", KEYS[number], CUBIN, about)
+    monkeypatch.setattr(cli, "manager", KernelManager(made))
     return made
 
 
-def damage(cache: DiskCache, number: int) -> None:
-    with open(cache.path(f"kernel{number}.sm_90", KEYS[number]), "ab") as file:
+def damage(path: str) -> None:
+    with open(path, "ab") as file:
         file.write(b"?")
 
 
@@ -90,19 +104,20 @@ def test_the_version_and_the_two_names_of_the_command(run):
     assert run("--version") == (0, f"{__version__}\n", "")
     done = subprocess.run([sys.executable, "-m", "transformer_rtc", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
-    with open(os.path.join(HERE, "..", "..", "pyproject.toml"), encoding="utf-8") as file:
-        assert '\n[project.scripts]\ntransformer-rtc = "transformer_rtc.cli:main"\n' in file.read()
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert '\n[project.scripts]\ntransformer-rtc = "transformer_rtc.cli:main"\n' in project
 
 
-def test_the_demo_compiles_runs_and_checks(run, monkeypatch, without_driver):
+def test_the_demo_compiles_runs_and_checks(run, document, monkeypatch, without_driver):
     monkeypatch.setattr(demo, "_MODELS", {96: "none"})
     monkeypatch.setattr(demo, "_dtypes", lambda: [FLOAT32])
-    code, told, _ = run("demo", "--json")
-    found = json.loads(told)
+    monkeypatch.setattr(dispatch, "manager", kernel_cache.manager())
+    code, found = document("demo")
     assert code == 0 and found["device"] is None and "no NVIDIA driver" in found["reason"]
     (row,) = found["kernels"]
     assert row["kernel"].startswith("rms_norm_forward_f32_h96_") and row["error_ulp"] < 2
     assert list(row["compile_milliseconds"]) == [f"sm_{number}" for number in sorted(ARCHITECTURES)]
+    monkeypatch.setattr(demo, "_without_device", lambda _: iter([row]))
     code, told, _ = run("demo")
     assert code == 0 and "rms_norm_forward_f32_h96_" in told and "Not done: no kernel was loaded" in told
 
@@ -110,134 +125,103 @@ def test_the_demo_compiles_runs_and_checks(run, monkeypatch, without_driver):
 # ---- cache ----------------------------------------------------------------------------------------------------------
 
 
-def test_list_and_show(cache, run):
-    code, told, _ = run("cache", "list", "--folder", cache.folder)
+def test_list_and_show(cache, run, document):
+    code, told, _ = run("cache", "list")
     assert code == 0 and told.count("cubin by nvrtc 1") == 3 and "3 entries" in told
-    damage(cache, 1)
-    code, told, _ = run("cache", "list", "--folder", cache.folder, "--json")
-    entries = json.loads(told)["entries"]
-    assert [(entry["symbol"], entry["damaged"]) for entry in entries] == [
-        ("kernel0", False), (None, True), ("kernel2", False),
-    ]  # fmt: skip
-    assert "damaged" in run("cache", "list", "--folder", cache.folder)[1]
-    code, told, _ = run("cache", "show", "kernel2", "--folder", cache.folder)
+    damage(cache.path("kernel1.sm_90", KEYS[1]))
+    entries = document("cache", "list")[1]["entries"]
+    found = [(entry["symbol"], entry["damaged"]) for entry in entries]
+    assert found == [("kernel0", False), (None, True), ("kernel2", False)]
+    assert "damaged" in run("cache", "list")[1]
+    code, told, _ = run("cache", "show", "kernel2")
     assert code == 0 and re.search(r"^key +" + KEYS[2], told, re.MULTILINE) and "kernel0" not in told
-    code, told, error = run("cache", "show", "absent", "--folder", cache.folder)
-    assert (code, told) == (1, "") and "starts with 'absent'" in error
+    assert "starts with 'absent'" in refused(run, "cache", "show", "absent")
 
 
-def test_verify_finds_damage_and_prune_removes_it(cache, run):
-    assert run("cache", "verify", "--folder", cache.folder)[:2] == (0, "3 entries, 0 damaged\n")
-    damage(cache, 1)
-    code, told, _ = run("cache", "verify", "--folder", cache.folder, "--json")
-    assert code == 1 and json.loads(told)["damaged"] == [os.path.basename(cache.path("kernel1.sm_90", KEYS[1]))]
-    code, told, _ = run("cache", "prune", "--folder", cache.folder)
+def test_verify_finds_damage_and_prune_removes_it(cache, run, document):
+    assert run("cache", "verify")[:2] == (0, "3 entries, 0 damaged\n")
+    damage(cache.path("kernel1.sm_90", KEYS[1]))
+    code, told = document("cache", "verify")
+    assert code == 1 and [name.partition(".")[0] for name in told["damaged"]] == ["kernel1"]
+    code, told, _ = run("cache", "prune")
     assert code == 0 and told.startswith("removed kernel1.sm_90.") and "2 entries" in told
-    assert run("cache", "verify", "--folder", cache.folder)[0] == 0
+    assert run("cache", "verify")[0] == 0
 
 
 @pytest.mark.parametrize("action", ["verify", "prune"])
-def test_what_killed_writers_left_is_deleted(action, cache, run):
-    name = f"{os.path.basename(cache.path('kernel', KEYS[0]))}.1.0123abcd.tmp"
-    with open(os.path.join(cache.folder, name), "wb") as file:
-        file.write(b"half")
-    code, told, _ = run("cache", action, "--folder", cache.folder, "--json")
-    assert code == 0 and json.loads(told)["removed"] == [name] and json.loads(told)["entries"] == 3
-    assert name not in os.listdir(cache.folder)
+def test_what_killed_writers_left_is_deleted(action, cache, document):
+    half = Path(f"{cache.path('kernel', KEYS[0])}.1.0123abcd.tmp")
+    half.write_bytes(b"half")
+    code, told = document("cache", action)
+    assert code == 0 and told["removed"] == [half.name] and told["entries"] == 3 and not half.exists()
 
 
-def test_prune_by_size_and_age_and_clear(cache, run):
+def test_prune_by_size_and_age_and_clear(cache, run, document):
     os.utime(cache.path("kernel0.sm_90", KEYS[0]), (0, 0))
-    code, told, _ = run("cache", "prune", "--folder", cache.folder, "--unused-days", "30", "--json")
-    assert code == 0 and [name.partition(".")[0] for name in json.loads(told)["removed"]] == ["kernel0"]
-    assert json.loads(run("cache", "prune", "--folder", cache.folder, "--max-size", "1", "--json")[1])["entries"] == 0
+    code, told = document("cache", "prune", "--unused-days", "30")
+    assert code == 0 and [name.partition(".")[0] for name in told["removed"]] == ["kernel0"]
+    assert document("cache", "prune", "--max-size", "1")[1]["entries"] == 0
     cache.put("kernel0.sm_90", KEYS[0], CUBIN, {})
-    assert "1 removed; 0 entries, 0 bytes stay" in run("cache", "clear", "--folder", cache.folder)[1]
+    assert "1 removed; 0 entries, 0 bytes stay" in run("cache", "clear")[1]
 
 
-def test_pack_and_unpack(cache, run, tmp_path):
+def test_pack_and_unpack(cache, run, document, tmp_path):
     path, other = str(tmp_path / "pack"), str(tmp_path / "other")
-    damage(cache, 1)
-    code, told, _ = run("cache", "pack", path, "--folder", cache.folder)
+    damage(cache.path("kernel1.sm_90", KEYS[1]))
+    code, told, _ = run("cache", "pack", path)
     assert code == 0 and "left out kernel1" in told and f"2 entries in {path}" in told
-    code, told, _ = run("cache", "unpack", path, "--folder", other, "--json")
-    assert code == 0 and len(json.loads(told)["added"]) == 2
+    code, told = document("cache", "unpack", path, "--folder", other)
+    assert code == 0 and len(told["added"]) == 2
     assert DiskCache(other).get("kernel0.sm_90", KEYS[0]) == CUBIN
-    with open(path, "ab") as file:
-        file.write(b"?")
-    code, told, error = run("cache", "unpack", path, "--folder", other)
-    assert (code, told) == (1, "") and error.startswith("transformer-rtc: ") and "damaged" in error
-
-
-def test_without_a_cache_there_is_one_error(run, monkeypatch):
-    monkeypatch.setattr(cli, "manager", type(manager)(DiskCache(None)))
-    for action in (("list",), ("pack", "x"), ("prune",)):
-        code, told, error = run("cache", *action)
-        assert (code, told) == (1, "") and "TRANSFORMER_RTC_CACHE_DIR is empty" in error
+    damage(path)
+    assert "damaged" in refused(run, "cache", "unpack", path, "--folder", other)
 
 
 def test_who_reads_no_further_gets_no_traceback(cache):
-    script = (
-        "import sys; from transformer_rtc.cli import main\nsys.exit(main(['cache', 'list', '--folder', sys.argv[1]]))"
-    )
-    running = subprocess.Popen(
-        [sys.executable, "-c", script, cache.folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    running.stdout.close()
-    assert running.stderr.read() == b""
-    running.stderr.close()
-    assert running.wait(60) == 1
+    script = "import sys; from transformer_rtc.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "cache", "list", "--folder", cache.folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        running.stdout.close()
+        assert running.stderr.read() == b"" and running.wait(60) == 1
 
 
 # ---- warmup ---------------------------------------------------------------------------------------------------------
 
+WARM = ("rms_norm", "--architecture", "sm_90", "--dtype", "float16", "--hidden", "64")
 
-def test_a_warm_up_from_the_command_line(tmp_path):
-    arguments = ["warmup", "rms_norm", "--dtype", "float16", "--hidden", "64", "128", "--architecture", "sm_90"]
-    arguments += ["--argument", "weight=float32", "return_rstd=true", "--json"]
-    script = f"from transformer_rtc.cli import main; assert main({arguments!r}) == 0"
-    found = json.loads(run_python(script, TRANSFORMER_RTC_CACHE_DIR=str(tmp_path)))
-    assert (found["compiled"], found["cached"], found["failed"], found["kept"]) == (2, 0, 0, True)
+
+@pytest.fixture
+def warm(monkeypatch, run, tmp_path) -> Callable[..., tuple[int, str, str]]:
+    """Return what runs a warm-up with a compiler that only counts."""
+
+    def warm(*arguments: str, folder: str | None = str(tmp_path), identity=lambda: "nvrtc 1"):
+        manager = KernelManager(DiskCache(folder), Compiler(), identity)
+        for module in (cli, warming):
+            monkeypatch.setattr(module, "manager", manager)
+        return run("warmup", *arguments, "--quiet")
+
+    return warm
+
+
+def test_a_warm_up_from_the_command_line(warm):
+    arguments = (*WARM, "128", "--argument", "weight=float32", "return_rstd=true", "--json")
+    code, told, _ = warm(*arguments)
+    found = json.loads(told)
+    assert (code, found["compiled"], found["cached"], found["failed"], found["kept"]) == (0, 2, 0, 0, True)
     assert [record["symbol"].partition("_t")[0] for record in found["records"]] == [
         "rms_norm_forward_f16_weight_f32_rstd_h64", "rms_norm_forward_f16_weight_f32_rstd_h128",
     ]  # fmt: skip
-    assert json.loads(run_python(script, TRANSFORMER_RTC_CACHE_DIR=str(tmp_path)))["cached"] == 2
+    assert json.loads(warm(*arguments)[1])["cached"] == 2
 
 
-def test_a_warm_up_that_keeps_nothing_fails(run, monkeypatch):
-    nowhere = type(manager)(DiskCache(None), lambda *_: compiler.Compiled(CUBIN, "cubin", "", "1"), lambda: "1")
-    monkeypatch.setattr(cli, "manager", nowhere)
-    monkeypatch.setattr(warming, "manager", nowhere)
-    arguments = ("warmup", "rms_norm", "--dtype", "float16", "--hidden", "64", "--architecture", "sm_90", "--quiet")
-    code, told, error = run(*arguments)
-    assert code == 1 and "compiled" in told and "could not be kept" in error
-
-
-def test_a_warm_up_that_fails_exits_with_1_and_says_why(run, monkeypatch, tmp_path):
+def test_a_warm_up_that_keeps_nothing_or_fails_exits_with_1_and_says_why(warm):
     def missing():
         raise CompilerNotFoundError("there is no NVRTC")
 
-    monkeypatch.setattr(warming, "manager", type(manager)(DiskCache(str(tmp_path)), identity=missing))
-    code, told, _ = run(
-        "warmup", "rms_norm", "--dtype", "float16", "--hidden", "64", "--architecture", "sm_90", "--quiet"
-    )
+    code, told, error = warm(*WARM, folder=None)
+    assert code == 1 and "compiled" in told and "could not be kept" in error
+    code, told, _ = warm(*WARM, identity=missing)
     assert code == 1 and "failed" in told and "there is no NVRTC" in told
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ((), "there is nothing to warm up"),
-        (("norm",), "operators has 'norm'"),
-        (("rms_norm", "--dtype", "float32", "--hidden", "8", "--argument", "x"), "it takes name=value"),
-        (("rms_norm", "--dtype", "float32", "--hidden", "8", "--argument", "threads=2"), "--argument has threads"),
-        (("rms_norm", "--dtype", "float32", "--hidden", "8", "--argument", "weight=big"), "weight is 'big'"),
-        (("--manifest", "/nonexistent"), "cannot be read"),
-    ],
-)
-def test_a_warm_up_that_cannot_be_exits_with_1(arguments, told, run):
-    code, out, error = run("warmup", *arguments, "--architecture", "sm_90")
-    assert (code, out) == (1, "") and told in error and error.startswith("transformer-rtc: ")
 
 
 # ---- compile --------------------------------------------------------------------------------------------------------
@@ -256,116 +240,119 @@ def test_a_kernel_of_ones_own_is_compiled_and_described(run, tmp_path):
     assert code == 0 and re.search(r"^kind +ptx$", told, re.MULTILINE) and "registers" not in told
 
 
+# ---- Refusals -------------------------------------------------------------------------------------------------------
+
+COMPILE = ("compile", "scale.cu", "--architecture", "sm_90", "--symbol", "scale")
+
+
+def refused(run: Run, *arguments: str) -> str:
+    code, told, error = run(*arguments)
+    assert (code, told) == (1, "") and error.startswith("transformer-rtc: ")
+    return error
+
+
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("arguments", "told"),
     [
-        ({"symbol": "absent"}, 'has no extern "C" __global__ absent; its entries are: '),
-        ({"text": 'extern "C" __global__ void scale() { error }'}, "NVRTC could not compile scale"),
-        ({"architecture": "90"}, "--architecture is '90'; it takes one such as sm_90"),
-        ({"architecture": "sm_10"}, "NVRTC could not compile scale"),
-        ({"field": "x"}, "field x has the type ''"),
-        ({"option": "-I/usr/include"}, "the option -I/usr/include"),
-        ({"output": "/nonexistent/x"}, "/nonexistent/x cannot be written"),
-        ({"file": "/nonexistent/x.cu"}, "/nonexistent/x.cu cannot be read"),
+        *(
+            (("cache", *action), "TRANSFORMER_RTC_CACHE_DIR is empty")
+            for action in (["list"], ["pack", "x"], ["prune"])
+        ),
+        (("warmup",), "there is nothing to warm up"),
+        (("warmup", "norm"), "operators has 'norm'"),
+        (("warmup", *WARM, "--argument", "x"), "it takes name=value"),
+        (("warmup", *WARM, "--argument", "threads=2"), "--argument has threads"),
+        (("warmup", *WARM, "--argument", "weight=big"), "weight is 'big'"),
+        (("warmup", "--manifest", "/nonexistent"), "cannot be read"),
+        ((*COMPILE, "--symbol", "absent"), 'has no extern "C" __global__ absent; its entries are: '),
+        (("compile", "broken.cu", *COMPILE[2:]), "NVRTC could not compile scale"),
+        ((*COMPILE, "--architecture", "90"), "--architecture is '90'; it takes one such as sm_90"),
+        ((*COMPILE, "--architecture", "sm_10"), "NVRTC could not compile scale"),
+        ((*COMPILE, "--field=x"), "field x has the type ''"),
+        ((*COMPILE, "--option=-I/usr/include"), "the option -I/usr/include"),
+        ((*COMPILE, "--output=/nonexistent/x"), "/nonexistent/x cannot be written"),
+        (("compile", "/nonexistent/x.cu", *COMPILE[2:]), "/nonexistent/x.cu cannot be read"),
     ],
 )
-def test_a_kernel_that_cannot_be_compiled_exits_with_1(change, told, run, tmp_path):
-    path = tmp_path / "scale.cu"
-    path.write_text(change.get("text", 'extern "C" __global__ void scale() {}'))
-    arguments = [change.get("file", str(path)), "--symbol", change.get("symbol", "scale")]
-    arguments += ["--architecture", change.get("architecture", "sm_90")]
-    arguments += [f"--{name}={change[name]}" for name in ("field", "option", "output") if name in change]
-    code, out, error = run("compile", *arguments)
-    assert (code, out) == (1, "") and told in error
+def test_what_cannot_be_done_exits_with_1_and_says_why(arguments, told, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "manager", KernelManager(DiskCache(None)))
+    Path("scale.cu").write_text('extern "C" __global__ void scale() {}')
+    Path("broken.cu").write_text('extern "C" __global__ void scale() { error }')
+    assert told in refused(run, *arguments)
 
 
 # ---- info -----------------------------------------------------------------------------------------------------------
 
 
+class Machine:
+    """What info gathers on a machine with a GPU, where everything is well but what a test changes."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.driver, self.devices, self.identity = 13000, 1, "nvidia_cuda_nvrtc_cu12 12.9.86"
+
+    def given(self, name: str):
+        value = getattr(self, name)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def missing(self) -> list[str]:
+        code, told, _ = self.run("info", "--json")
+        found = json.loads(told)
+        assert code == (1 if found["missing"] else 0)
+        lines = self.run("info")[1]
+        assert all(what in lines for what in found["missing"] + found["notes"])
+        return found["missing"]
+
+
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """Return a maker of what info gathers on a machine with a GPU, where everything is well but what is changed."""
-
-    class Native:
-        driver = 13000
-        devices = 1
-
-        def driver_version(self):
-            if isinstance(self.driver, Exception):
-                raise self.driver
-            return self.driver
-
-        device_count = staticmethod(lambda: Native.devices)
-        device_name = staticmethod(lambda ordinal: "GPU")
-        device_memory = staticmethod(lambda ordinal: 2**30)
-
-    native = Native()
+def machine(monkeypatch, tmp_path, run) -> Machine:
+    made = Machine(run)
+    native = types.SimpleNamespace(
+        driver_version=lambda: made.given("driver"), device_count=lambda: made.devices,
+        device_name=lambda ordinal: "GPU", device_memory=lambda ordinal: 2**30,
+    )  # fmt: skip
     monkeypatch.setattr(info, "_native", native)
     monkeypatch.setattr(info, "device_limits", lambda ordinal: ARCHITECTURES[90])
-    monkeypatch.setattr(info, "manager", type(manager)(DiskCache(str(tmp_path / "cache"))))
-    monkeypatch.setattr(compiler, "compiler_identity", lambda: "nvidia_cuda_nvrtc_cu12 12.9.86")
+    monkeypatch.setattr(info, "manager", KernelManager(DiskCache(str(tmp_path / "cache"))))
+    monkeypatch.setattr(compiler, "compiler_identity", lambda: made.given("identity"))
     monkeypatch.setattr(compiler, "installed", lambda: ["nvidia_cuda_nvrtc_cu12 12.9.86 in /here"])
-    return native
-
-
-def missing_of(run: Run) -> list[str]:
-    code, told, _ = run("info", "--json")
-    found = json.loads(told)
-    assert code == (1 if found["missing"] else 0)
-    lines = run("info")[1]
-    assert all(what in lines for what in found["missing"] + found["notes"])
-    return found["missing"]
-
-
-def test_info_on_a_machine_where_all_is_well(machine, run):
-    assert missing_of(run) == []
-    told = run("info")[1]
-    assert "runs CUDA 13.0" in told and "GPU, 1 GiB, sm_90, 227 KiB" in told and "12.9.86" in told
-
-
-def test_info_without_a_driver_and_with_one_that_is_too_old(machine, run):
-    machine.driver = DriverNotFoundError("there is no libcuda.so.1")
-    (what,) = missing_of(run)
-    assert "install an NVIDIA driver" in what and "--gpus all" in what
-    machine.driver = DriverError("the driver runs CUDA 11.8")
-    (what,) = missing_of(run)
-    assert what == "a driver that works: the driver runs CUDA 11.8"
-
-
-def test_info_with_a_driver_and_no_gpu(machine, run):
-    type(machine).devices = 0
-    (what,) = missing_of(run)
-    assert "CUDA_VISIBLE_DEVICES" in what
+    return made
 
 
 @pytest.mark.parametrize(
-    ("driver", "identity", "too_old"),
+    ("changes", "told"),
     [
-        (12040, "nvidia_cuda_nvrtc 13.0.88", True),
-        (12040, "/usr/local/cuda/lib64/libnvrtc.so.13 100 5", True),
-        (12000, "nvidia_cuda_nvrtc_cu12 12.9.86", False),
-        (13000, "nvidia_cuda_nvrtc_cu12 12.9.86", False),
-        (13000, "nvidia_cuda_nvrtc 13.1.2", False),
+        ({}, ()),
+        ({"driver": DriverNotFoundError("there is no libcuda")}, ("install an NVIDIA driver", "--gpus all")),
+        ({"driver": DriverError("the driver runs CUDA 11.8")}, ("a driver that works: the driver runs CUDA 11.8",)),
+        ({"devices": 0}, ("CUDA_VISIBLE_DEVICES",)),
+        ({"driver": 12040, "identity": "nvidia_cuda_nvrtc 13.0.88"}, ("a driver for NVRTC 13",)),
+        ({"driver": 12040, "identity": "/usr/local/cuda/lib64/libnvrtc.so.13 100 5"}, ("a driver for NVRTC 13",)),
+        ({"driver": 12000, "identity": "nvidia_cuda_nvrtc_cu12 12.9.86"}, ()),
+        ({"driver": 13000, "identity": "nvidia_cuda_nvrtc 13.1.2"}, ()),
+        (
+            {"identity": CompilerNotFoundError("nothing")},
+            ("NVRTC: pip install 'transformer_rtc[cu12]', or [cu13] for a driver of CUDA 13",),
+        ),
     ],
+    ids=str,
 )
-def test_info_tells_a_driver_that_refuses_the_compilers_cubins(machine, run, monkeypatch, driver, identity, too_old):
-    machine.driver = driver
-    monkeypatch.setattr(compiler, "compiler_identity", lambda: identity)
-    found = missing_of(run)
-    assert ["a driver for NVRTC 13" in what for what in found] == [True] * too_old
+def test_info_tells_what_is_missing_and_what_to_do(changes, told, machine):
+    vars(machine).update(changes)
+    found = machine.missing()
+    assert len(found) == bool(told) and all(words in found[0] for words in told)
 
 
-def test_info_without_nvrtc_and_with_two(machine, run, monkeypatch):
+def test_info_describes_a_machine_and_notes_a_second_nvrtc(machine, run, monkeypatch):
+    told = run("info")[1]
+    assert "runs CUDA 13.0" in told and "GPU, 1 GiB, sm_90, 227 KiB" in told and "12.9.86" in told
     two = ["nvidia_cuda_nvrtc_cu12 12.9.86 in /here", "nvidia_cuda_nvrtc 13.0.88 in /there"]
     monkeypatch.setattr(compiler, "installed", lambda: two)
-    assert missing_of(run) == []
+    assert machine.missing() == []
     assert "several NVRTCs are installed, and nvidia_cuda_nvrtc_cu12 12.9.86 is used: " in run("info")[1]
-
-    def nothing():
-        raise CompilerNotFoundError("nothing")
-
-    monkeypatch.setattr(compiler, "compiler_identity", nothing)
-    assert missing_of(run) == ["NVRTC: pip install 'transformer_rtc[cu12]', or [cu13] for a driver of CUDA 13"]
 
 
 def test_every_installed_nvrtc_is_found(monkeypatch, tmp_path):
@@ -380,10 +367,10 @@ def test_every_installed_nvrtc_is_found(monkeypatch, tmp_path):
     ]
 
 
-def test_info_tells_a_cache_that_cannot_be_used(machine, run, monkeypatch, tmp_path):
+def test_info_tells_a_cache_that_cannot_be_used(machine, monkeypatch, tmp_path):
     def use(folder, read_only=None):
-        monkeypatch.setattr(info, "manager", type(manager)(DiskCache(folder, read_only)))
-        return missing_of(run)
+        monkeypatch.setattr(info, "manager", KernelManager(DiskCache(folder, read_only)))
+        return machine.missing()
 
     (tmp_path / "file").write_bytes(b"")
     assert "file cannot be written" in use(str(tmp_path / "file" / "below"))[0]
@@ -396,6 +383,6 @@ def test_info_tells_a_cache_that_cannot_be_used(machine, run, monkeypatch, tmp_p
 
 
 def test_info_opens_no_compiler_and_no_framework(tmp_path):
-    script = "from transformer_rtc.cli import main; main(['info', '--json']); print(sorted(opened() - {'libcuda.so'}))"
-    *document, opened = run_python(script, TRANSFORMER_RTC_CACHE_DIR=str(tmp_path)).splitlines()
-    assert opened == "[]" and json.loads("\n".join(document))["version"] == __version__
+    script = "from transformer_rtc.cli import main; main(['info', '--json']); print(set(opened()) - {'libcuda.so'})"
+    *told, opened = output(script, CACHE_DIR=str(tmp_path)).splitlines()
+    assert opened == "set()" and json.loads("\n".join(told))["version"] == __version__

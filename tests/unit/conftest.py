@@ -1,0 +1,5 @@
+"""What tests of several files here share."""
+
+from __future__ import annotations
+
+from fake_driver import fake_driver  # noqa: F401
