@@ -21,7 +21,6 @@ from bad_values import (
     TEXT,
     TOLD,
     WITH,
-    Hostile,
     good,
     parameters_of,
     refused_by,
@@ -137,6 +136,6 @@ def test_no_argument_of_a_public_function_is_missing_from_the_table():
         assert parameters == refused.keys(), name
 
 
-def test_what_fails_when_it_is_shown_has_a_name():
-    assert shown(Hostile()) == "a Hostile" and shown(-(10**5000)) == "a int"
+def test_what_is_shown_of_a_value_is_short():
+    assert shown(-(10**5000)) == "a int"
     assert len(shown("x" * 1000)) < 210 and shown("x") == "'x'"
