@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import importlib.util
 import os
 import random
 import shutil
@@ -22,7 +23,7 @@ import kernel_cache
 import numpy as np
 import pytest
 
-from transformer_rtc import _native, arrays, dispatch
+from transformer_rtc import _native
 from transformer_rtc.errors import DeviceNotFoundError, DriverNotFoundError
 
 HERE = Path(__file__).parent
@@ -63,8 +64,18 @@ def missing_gpu() -> str:
     return ""
 
 
+def missing_torch() -> str:
+    """Return why there is no torch; an empty text where there is."""
+    return "" if importlib.util.find_spec("torch") else "torch is not installed"
+
+
+# Folders whose tests need what a machine may not have.
+_NEEDS = {"gpu": ("a GPU", missing_gpu), "with_torch": ("torch", missing_torch)}
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    return True if collection_path == HERE / "gpu" and missing_gpu() else None
+    needs = _NEEDS.get(collection_path.name) if collection_path.parent == HERE else None
+    return True if needs and needs[1]() else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -84,8 +95,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if missing_gpu():
-        terminalreporter.write_line(f"tests/gpu did not run, as it needs a GPU: {missing_gpu()}")
+    for folder, (what, missing) in _NEEDS.items():
+        if missing():
+            terminalreporter.write_line(f"tests/{folder} did not run, as it needs {what}: {missing()}")
     if not config.getoption("markexpr") and not config.getoption("--everything"):
         terminalreporter.write_line(f"a sample of the thorough tests ran: --sample-seed {config.stash[SAMPLE_SEED]}")
 
