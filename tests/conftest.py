@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import importlib.util
 import os
 import random
 import subprocess
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import kernel_cache
 import numpy as np
 import pytest
 
-from transformer_rtc import _native, arrays, dispatch
+from transformer_rtc import _native
 from transformer_rtc.errors import DeviceNotFoundError, DriverNotFoundError
 
 HERE = Path(__file__).parent
@@ -60,8 +61,18 @@ def missing_gpu() -> str:
     return ""
 
 
+def missing_torch() -> str:
+    """Return why there is no torch; an empty text where there is."""
+    return "" if importlib.util.find_spec("torch") else "torch is not installed"
+
+
+# Folders whose tests need what a machine may not have.
+_NEEDS = {"gpu": ("a GPU", missing_gpu), "with_torch": ("torch", missing_torch)}
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    return True if collection_path == HERE / "gpu" and missing_gpu() else None
+    needs = _NEEDS.get(collection_path.name) if collection_path.parent == HERE else None
+    return True if needs and needs[1]() else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -81,8 +92,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if missing_gpu():
-        terminalreporter.write_line(f"tests/gpu did not run, as it needs a GPU: {missing_gpu()}")
+    for folder, (what, missing) in _NEEDS.items():
+        if missing():
+            terminalreporter.write_line(f"tests/{folder} did not run, as it needs {what}: {missing()}")
     if not config.getoption("markexpr") and not config.getoption("--everything"):
         terminalreporter.write_line(f"a sample of the thorough tests ran: --sample-seed {config.stash[SAMPLE_SEED]}")
 
@@ -120,41 +132,3 @@ def without_driver() -> None:
     except DriverNotFoundError:
         return
     pytest.skip("this machine has a driver")
-
-
-class ChecksPassed(Exception):
-    """A call got as far as its plan."""
-
-
-# What the operators' functions in Python give where the user says nothing.
-DEFAULTS = {
-    "eps": 1e-6, "weight_offset": 0.0, "out_dtype": None, "mean": False, "rstd": False, "row_scale": False,
-    "return_dx": True, "dweight": True, "dbias": False, "dweight_dtype": None, "sm_margin": 0, "stream": None,
-}  # fmt: skip
-
-
-@pytest.fixture
-def check() -> Callable[..., tuple[object, ...]]:
-    """Return a call of an operator on views that stops where a plan is needed: it returns the plan's arguments."""
-
-    def plan(*arguments: object) -> _native.Plan:
-        raise ChecksPassed(arguments)
-
-    made: dict[str, _native.Operator] = {}
-
-    def run(x, weight=None, out=None, allocate=pytest.fail, operator="rms_norm", **values):  # type: ignore[no-untyped-def]
-        arguments = dispatch.operators()[operator].arguments
-        if operator not in made:
-            roles = dispatch.native_arguments(arguments)
-            made[operator] = _native.Operator(
-                operator, roles, plan, lambda *request: 132, pytest.fail, arrays.framework_of, dispatch._chosen
-            )
-        given = {**DEFAULTS, **values, "x": x, "weight": weight, "out": out}
-        names = [argument.name for argument in arguments if argument.role not in dispatch._NO_ARRAYS]
-        views = [(given[name], given[name]) if isinstance(given.get(name), _native.View) else None for name in names]
-        try:
-            return (made[operator].run_views(views, [given.get(a.name) for a in arguments], allocate, 0),)
-        except ChecksPassed as passed:
-            return passed.args[0]
-
-    return run

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _native
-from .checks import attribute
 from .errors import AllocationError, ArgumentError, DeviceNotFoundError, shown
 from .spec import BFLOAT16, BOOL, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, UINT8, DType
 
@@ -472,7 +471,7 @@ def _framework_type(array: object, argument: str) -> type[_Framework]:
         # Not everything of a package is an array, such as torch.float32 or a module.
         if found is not None and isinstance(array, getattr(sys.modules.get(package), name, ())):
             return found
-    protocols = (attribute(array, name) for name in ("__dlpack__", "__cuda_array_interface__"))
+    protocols = (getattr(array, name, None) for name in ("__dlpack__", "__cuda_array_interface__"))
     if not isinstance(array, type) and any(protocol is not None for protocol in protocols):
         return _Protocol
     raise ArgumentError(
@@ -495,11 +494,11 @@ def stream_handle(stream: object, operator: str) -> int:
     """
     handles: list[object] = []
     with contextlib.suppress(Exception):  # another package's code
-        protocol = attribute(stream, "__cuda_stream__")
+        protocol = getattr(stream, "__cuda_stream__", None)
         answer = protocol() if callable(protocol) else protocol
         if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == 0:
             handles.append(answer[1])
-    handles += [stream, attribute(stream, "cuda_stream"), attribute(stream, "ptr")]
+    handles += [stream, getattr(stream, "cuda_stream", None), getattr(stream, "ptr", None)]
     for handle in handles:
         if isinstance(handle, int) and not isinstance(handle, bool) and 0 <= handle < 2**64:
             return handle

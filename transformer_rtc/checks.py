@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from .errors import ArgumentError, shown
 
-__all__ = ["attribute", "check_flag", "check_integer", "check_type", "is_integer", "path_of"]
-
-
-def attribute(value: object, name: str) -> Any:
-    """Return an attribute; None where there is none, or where whoever made the object fails to give it."""
-    try:
-        return getattr(value, name, None)
-    except Exception:  # another package's code
-        return None
+__all__ = ["check_flag", "check_integer", "check_type", "is_integer", "path_of"]
 
 
 def is_integer(value: object, least: int, most: int) -> bool:
@@ -45,7 +36,7 @@ def path_of(path: object, name: str) -> str:
     """Return the path that a caller names a file by."""
     try:
         found = os.fsdecode(path)  # type: ignore[arg-type]
-    except Exception:  # a __fspath__ of the caller's
+    except TypeError:  # it is no path
         found = "\0"
     if not found or "\0" in found:
         raise ArgumentError(f"{name} is {shown(path)}; it takes the path of a file")

@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from . import _native, arrays, compiler, static, usage
-from .checks import attribute
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -565,7 +564,7 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
     DeviceNotFoundError
         If there is no such device.
     """
-    name = attribute(op, "__name__")
+    name = getattr(op, "__name__", None)
     form = forms().get(name) if isinstance(name, str) else None
     if form is None:
         raise ArgumentError(f"op is {shown(op)}; it takes {', '.join(forms())} of transformer_rtc")

@@ -22,10 +22,10 @@ __all__ = [
 
 
 def shown(value: object) -> str:
-    """Return what a message says of a value that somebody gave: its repr, if there is one and it has an end."""
+    """Return what a message says of a value that somebody gave: its repr, cut where it is long."""
     try:
         text = repr(value)
-    except Exception:  # it is the caller's code
+    except ValueError:  # an int of more digits than Python shows
         return f"a {type(value).__qualname__}"
     return text if len(text) <= 200 else f"{text[:200]}..."
 

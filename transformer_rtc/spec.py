@@ -160,6 +160,7 @@ class Field(NamedTuple):
     source: str = ""
 
 
+_NO_NUMBER = (struct.error, TypeError, OverflowError)  # what struct raises of a value that a field cannot hold
 _FIELD_TYPES = {  # text in the kernel, struct code
     "pointer": ("void*", "Q"),
     "int64": ("long long", "q"),
@@ -186,7 +187,7 @@ class Params:
     def __init__(self, fields: Iterable[Field]) -> None:
         try:
             self.fields = tuple(fields)
-        except Exception:  # an __iter__ of the caller's
+        except TypeError:
             raise ArgumentError(f"fields is {shown(fields)}; it takes Fields") from None
         self.offsets: dict[str, int] = {}
         code = "<"
@@ -231,11 +232,11 @@ class Params:
             raise ArgumentError(f"values for {', '.join(self.offsets)} expected; given: {', '.join(values)}")
         try:
             return self._struct.pack(*(values[field.name] for field in self.fields))
-        except Exception as error:  # an __index__ of the caller's
+        except _NO_NUMBER as error:
             for field in self.fields:
                 try:
                     struct.pack(_FIELD_TYPES[field.type][1], values[field.name])
-                except Exception:
+                except _NO_NUMBER:
                     raise ArgumentError(
                         f"{field.name} must be of the type {field.type}; it is {shown(values[field.name])}"
                     ) from error

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _native, manifest
 from .arrays import dtype_id
-from .checks import attribute, check_flag, is_integer
+from .checks import check_flag, is_integer
 from .dispatch import Argument, Asked, Request, forms, operators
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .launch import device_limits
@@ -137,7 +137,7 @@ def _sequence(value: Any, single: tuple[type, ...]) -> list[Any]:
         return [value]
     try:
         return list(value)
-    except Exception:  # an __iter__ of the caller's
+    except TypeError:  # it is one
         return [value]
 
 
@@ -161,7 +161,7 @@ def _requests(
     if not functions and (kinds or sizes or arguments):
         raise ArgumentError("dtypes, hidden_sizes and arguments are those of operators, and none is named")
     for operator in functions:
-        name = operator if isinstance(operator, str) else attribute(operator, "__name__")
+        name = operator if isinstance(operator, str) else getattr(operator, "__name__", None)
         if not isinstance(name, str) or name not in public:
             raise ArgumentError(f"operators has {shown(operator)}; it takes {', '.join(public)}")
         if not kinds or not sizes:

@@ -1,47 +1,79 @@
-"""One table of the arguments of every public function, with what each refuses."""
+"""One table of what every argument of every public function refuses: (message, values) by argument.
+
+A message is a regular expression, filled in with str.format: {name} of the argument, {first} of the operator's first
+one, {accepted} data types, and of the value its {shape}, its {dtype}, its {type} or all of it: {value}.
+"""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import math
+import re
+from typing import Any, NamedTuple
 
 import ml_dtypes
+import native_calls
 import numpy as np
 
 import transformer_rtc
-from transformer_rtc import Field, LaunchConfig, SimulatedDevice, TextSpec, dispatch
+from transformer_rtc import Field, LaunchConfig, SimulatedDevice, TextSpec, _native, dispatch
 from transformer_rtc.cache import DiskCache
+from transformer_rtc.dispatch import Argument
+from transformer_rtc.errors import shown
 from transformer_rtc.spec import DTYPES, Target
 
 DEVICE = SimulatedDevice(static=True)
 SHAPE = (2, 3, 8, 8)  # batch, heads, queries, keys
 
+# ---- Arrays ----------------------------------------------------------------------------------------------------------
 
-class Hostile:
-    """Whatever Python asks of it, it fails."""
+# DLPack's numbers of data types.
+NUMBERS = {dtype.name: dtype.id for dtype in DTYPES.values()} | {
+    "float64": 2 << 8 | 64, "int32": 32, "uint16": 1 << 8 | 16, "complex64": 5 << 8 | 64,
+    "type 99 of 4 bits": 99 << 8 | 4,
+}  # fmt: skip
 
-    def _fail(self, *_: object) -> Any:
-        raise RuntimeError("hostile")
 
-    __repr__ = __str__ = __bool__ = __hash__ = __eq__ = __len__ = __iter__ = _fail  # type: ignore[assignment]
-    __index__ = __int__ = __float__ = __fspath__ = __call__ = __getitem__ = _fail
-    __getattr__ = _fail
+class Array(NamedTuple):
+    """An array: native checks see it as a view of memory that is not there, functions as numpy's if it has such."""
+
+    shape: tuple[int, ...] = SHAPE
+    dtype: str = "float32"
+    strides: tuple[int, ...] | None = None  # in elements
+    offset: int = 0  # bytes from where elements may lie
+    read_only: bool = False
+    device: int = 0
+    memory: bool = True
+
+    def view(self, at: int) -> _native.View:
+        at = at + self.offset if self.memory else 0
+        return native_calls.view(self.shape, NUMBERS[self.dtype], at, self.strides, self.device, self.read_only)
+
+    def numpy(self) -> np.ndarray | None:
+        if self.device or not self.memory or math.prod(self.shape) > 2**20 or "type" in self.dtype:
+            return None
+        dtype = np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
+        strides = None if self.strides is None else [stride * dtype.itemsize for stride in self.strides]
+        # As much on both sides as the largest strides need.
+        memory, middle = np.ones(1 << 17, np.uint8), 1 << 16
+        made = np.ndarray(self.shape, dtype, memory, middle + self.offset, strides)
+        made.flags.writeable = not self.read_only
+        return made
 
 
 class Protocol:
     """An array of nobody's, that says of itself what it is told to."""
 
-    def __init__(self, **answers: object) -> None:
-        self.answers = answers
+    def __init__(self, device: object = (1, 0), capsule: object = None) -> None:
+        self.device, self.capsule = device, capsule
 
     def __dlpack_device__(self) -> object:
-        return self._answer("device", (1, 0))
+        return self._answer(self.device)
 
     def __dlpack__(self, **_: object) -> object:
-        return self._answer("capsule", None)
+        return self._answer(self.capsule)
 
-    def _answer(self, name: str, otherwise: object) -> object:
-        answer = self.answers.get(name, otherwise)
+    def _answer(self, answer: object) -> object:
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -52,194 +84,220 @@ def interface(**changes: object) -> object:
     return type("Interface", (), {"__cuda_array_interface__": described})()
 
 
-def ones(shape: tuple[int, ...] = SHAPE, dtype: Any = np.float32) -> np.ndarray:
-    return np.ones(shape, dtype)
+def stream_object(**attributes: object) -> object:
+    return type("Stream", (), attributes)()
 
 
 def used_capsule() -> object:
-    capsule = ones().__dlpack__()
+    capsule = np.ones(3).__dlpack__()
     np.from_dlpack(type("Once", (), {"__dlpack__": lambda *_, **__: capsule, "__dlpack_device__": lambda _: (1, 0)})())
     return capsule
 
 
-def read_only(shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    array = ones(shape)
-    array.flags.writeable = False
-    return array
+# ---- The operators' arguments, by their roles ------------------------------------------------------------------------
+
+Rows = list[tuple[Any, ...]]  # (message, value, value, ...)
 
 
-def misaligned(shape: tuple[int, ...]) -> np.ndarray:
-    return np.zeros(4 * int(np.prod(shape)) + 1, np.uint8)[1:].view(np.float32).reshape(shape)
-
-
-def of_type(shape: tuple[int, ...], *accepted: str) -> list[object]:
-    """Return arrays of a right shape and of every data type but the accepted ones, among others that numpy has."""
-    types = [np.float64, np.int32, np.uint16, np.complex64, "S4", "M8[s]", object, ml_dtypes.int4, [("a", "f4")]]
-    for dtype in DTYPES.values():
-        if dtype.name not in accepted:
-            types.append(getattr(ml_dtypes, dtype.name, dtype.name))
-    return [np.zeros(shape, dtype) for dtype in types]
-
-
-FLOATS = ("float32", "float16", "bfloat16")
-NO_ARRAYS: list[object] = [1.0, "x", [1.0, 2.0], (), {}, np.float32(1), np.float32, object(), Hostile(), np.dtype("f4")]
-
-
-def arrays(shape: tuple[int, ...], *accepted: str) -> list[object]:
-    """Return what is no good array of a shape, whatever it is for."""
-    made = ones(shape)
+def any_array(*shape: int) -> Rows:
+    """Return what is no good array, whatever it is for."""
+    packed = np.zeros(shape, np.dtype([("pad", "u1"), ("x", "f4")]))["x"]
     return [
-        *NO_ARRAYS, *of_type(shape, *accepted), made.astype(">f4"), np.ma.MaskedArray(made), misaligned(shape),
+        (r"must be an array \(.*\); it is a {type}", 1.0, "x", [1.0, 2.0], (), {}, b"four", object(), np.float32(1),
+         np.float32, np.dtype("f4")),
+        ("must have the machine's byte order; it is >f4", np.ones(shape, ">f4")),
+        (r"must have no mask; pass its \.filled\(\)", np.ma.MaskedArray(np.ones(shape, np.float32))),
+        ("must have strides that are multiples of its elements' size", packed),
+        ("must be aligned to its elements of 4 bytes", Array(shape, offset=1), Array(shape, offset=2)),
+        ("has elements but no memory: it is a fake or meta tensor", Array(shape, memory=False)),
     ]  # fmt: skip
 
 
-ROWS = [
-    *arrays(SHAPE, *FLOATS), ones((*SHAPE[:-1], 16))[..., ::2], ones(SHAPE)[..., ::-1],
-    np.broadcast_to(np.float32(1), SHAPE), ones(()), ones((2, 3, 8, 0)),
-]  # fmt: skip
-FIRST = [
-    *ROWS, None, Protocol(device=(8, 0)), Protocol(device=None), Protocol(device=KeyError("gone")),
-    Protocol(device=("a", 0)), Protocol(), Protocol(capsule=KeyError("gone")), Protocol(capsule=OSError("gone")),
-    Protocol(capsule=used_capsule()), interface(typestr="<f8"), interface(typestr=None), interface(shape=None),
-    interface(shape=(-1, 8)), interface(shape=("a",)), interface(data=None), interface(data=(-1, False)),
-    interface(data=(2**64, False)), interface(strides=(1,)), interface(strides=("a",) * 4), interface(stream="a"),
-    interface(shape=(2**40, 2**40)), interface(mask=ones()), type("Bad", (), {"__cuda_array_interface__": 5})(),
-]  # fmt: skip
-OTHER_SHAPES = [ones((8,)), ones((3, 8, 8)), ones((2, 3, 8, 9)), ones((1, *SHAPE))]
-MORE_ROWS = [*ROWS, *OTHER_SHAPES, None]
-OPTIONAL_ROWS = [*ROWS, *OTHER_SHAPES]
-OUT = [*arrays(SHAPE, *FLOATS, "float8_e4m3fn", "float8_e5m2", "int8"), *OTHER_SHAPES, read_only(),
-       np.broadcast_to(np.float32(1), SHAPE)]  # fmt: skip
-COLUMNS = [*arrays((8,), *FLOATS), ones((9,)), ones((3, 8)), ones((1, 8)), ones(()), ones((16,))[::2]]
-VALUE = [*arrays((1,), "float32"), ones((2,)), ones((0,)), ones((1, 1))]
-ROW_VALUES = [*arrays(SHAPE[:-1], "float32"), ones(SHAPE), ones((8,)), ones((2, 3, 16))[..., ::2]]
-HEADS = [*arrays((3,), *FLOATS), ones((2,)), ones((3, 1)), ones(()), ones((6,))[::2]]
-MASK = [*arrays(SHAPE, "bool", "uint8", *FLOATS), ones((2, 3, 8, 7), bool), ones((5, 8, 8), bool), ones((), bool),
-        ones((2, 3, 8, 1), bool), ones((1, *SHAPE), bool), ones((2, 3, 8, 16), bool)[..., ::2]]  # fmt: skip
-NO_NUMBER = [
-    float("nan"), float("inf"), -float("inf"), 1e39, 10**400, "1", None, 1j, True, [1.0], object(), Hostile(),
-    np.ones(2, np.float32), np.bool_(True), b"1",
-]  # fmt: skip
-NO_FLAG = [0, 1, "yes", "", None, 1.0, [], np.ones(2), object(), Hostile()]
-NO_DTYPE = ["float64", np.int32, float, "nonsense", "", {}, 5, np.ones(3, np.float32), np.float32(1), "x.float32",
-            "f4,{", ">f4", object(), Hostile(), [("a", "f4"), ("a", "f4")]]  # fmt: skip
-NO_MARGIN = [-1, 0.5, True, "1", None, -(10**5000), [], object(), Hostile(), np.ones(2, int)]
-NO_STREAM = [-1, 2**64, 1.5, True, "stream", [], object(), Hostile(), np.float32(1), 0,
-             type("Stream", (), {"cuda_stream": -1})(), type("Stream", (), {"ptr": 2**64})(),
-             type("Stream", (), {"__cuda_stream__": lambda self: (0, "handle")})()]  # fmt: skip
+def later(*shape: int) -> Rows:
+    """Return what is no good array behind the first one."""
+    return [
+        *any_array(*shape),
+        ("must be on the device of {first}, cuda:0; it is on cuda:1", Array(shape, device=1)),
+        (r"must be of the same framework as the numpy\.ndarray before it; it is a {type}", Protocol()),
+    ]
 
-# What each argument of the operators refuses; of one name in several functions, for each of them.
-OPERATORS: dict[str, list[Any]] = {
-    "weight": COLUMNS, "bias": COLUMNS, "eps": [*NO_NUMBER, -1e-6, -1], "weight_offset": NO_NUMBER, "out": OUT,
-    "residual": MORE_ROWS, "residual_out": [*OPTIONAL_ROWS, read_only()], "out_dtype": [*NO_DTYPE, "bool", "uint8"],
-    "return_rstd": NO_FLAG, "return_mean": NO_FLAG, "row_scaling": NO_FLAG, "amax": [*VALUE, read_only((1,))],
-    "scale_inv": [*VALUE, read_only((1,))], "sm_margin": NO_MARGIN, "stream": NO_STREAM, "dy": FIRST, "s": MORE_ROWS,
-    "ds": OPTIONAL_ROWS, "mean": ROW_VALUES, "rstd": ROW_VALUES, "lse": ROW_VALUES, "dresidual": OPTIONAL_ROWS,
-    "return_dx": NO_FLAG, "return_dweight": NO_FLAG, "return_dbias": NO_FLAG, "return_dsink": NO_FLAG,
-    "return_dmask": NO_FLAG, "return_lse": NO_FLAG,
-    "dweight_dtype": [*NO_DTYPE, "int8", "float8_e4m3fn"], "mask": MASK, "mask_keeps": NO_FLAG, "sink": HEADS,
-    "causal": [True, False, 1, "", "causal", b"aligned", np.array(["aligned"]), [], object(), Hostile()],
-    "window": [0, -1, True, 1.5, "4", -(10**5000), np.ones(2, int), [], object(), Hostile()],
-    "y": MORE_ROWS, "x": MORE_ROWS,
+
+def shapes(*given: tuple[int, ...]) -> list[Array]:
+    return [Array(shape) for shape in given]
+
+
+def strided(*given: tuple[int, ...], shape: tuple[int, ...] = SHAPE) -> list[Array]:
+    return [Array(shape, strides=strides) for strides in given]
+
+
+LAST = (
+    r"must be contiguous in its last dimension; there its stride is {stride}: pass {name}\.contiguous\(\)",
+    *strided((384, 128, 16, 2), (192, 64, 8, -1), (192, 64, 8, 0), (192, 64, 1, 8)),
+)
+SOLID = r"must be contiguous: pass {name}\.contiguous\(\)"
+COLUMNS = (
+    r"must have the shape \(8,\), one element for each column of {first}, or \(8, 8\), such a row for each head; it "
+)
+READ_ONLY = "is read-only"
+OTHER_DTYPE = "must be one of {accepted}; it is "
+NO_ACCESS = "gives no access to its memory: "
+FIRST: Rows = [
+    *any_array(*SHAPE), LAST,
+    ("must have at least one dimension", Array(())),
+    (r"must have 1 to 2\^30 elements in its last dimension; it has 0", *shapes((2, 3, 8, 0), (0, 0))),
+    (r"must have 1 to 2\^30 elements in its last dimension; it has 1073741825", Array((1, 2**30 + 1))),
+    (r"(and \w+ )*must have leading dimensions that collapse to at most two strides", *strided((1024, 256, 8, 1)),
+     Array((2, 2, 2, 2, 64), strides=(0, 1000, 640, 0, 1))),
+    (r"must be on a CUDA GPU or the host; its DLPack device type is 8", Protocol((8, 0))),
+    (NO_ACCESS, Protocol(None), Protocol(("a", 0)), Protocol(), Protocol(capsule=used_capsule())),
+    (NO_ACCESS + ".*gone", Protocol(KeyError("gone")),
+     *(Protocol(capsule=error("gone")) for error in (BufferError, RuntimeError, ValueError, OSError))),
+    (OTHER_DTYPE + "(int32|float64|complex64)",
+     *(Protocol(capsule=np.zeros(3, dtype).__dlpack__()) for dtype in (np.int32, np.float64, np.complex64))),
+    (r"must have elements of <f4, <f2, \|i1, \|u1, \|b1 and no mask; they are ", interface(typestr="<f8"),
+     interface(typestr=">f4"), interface(typestr="|V2"), interface(typestr=None), interface(mask=np.ones(1))),
+    ("has no valid __cuda_array_interface__: ", interface(shape=None), interface(shape=("a",)), interface(data=None),
+     interface(strides=("a",) * 4), interface(stream="a"), type("Bad", (), {"__cuda_array_interface__": 5})()),
+    ("must lie in memory that can be addressed; it is at ", interface(shape=(-1, 8)), interface(data=(-1, False)),
+     interface(data=(2**64, False)), interface(shape=(2**40, 2**40))),
+    ("has 4 dimensions and 1 strides", interface(strides=(1,))),
+]  # fmt: skip
+ROWS: Rows = [
+    *later(*SHAPE), LAST,
+    (r"must have the shape of {first}, \(2, 3, 8, 8\); it has {shape}",
+     *shapes((8,), (3, 8, 8), (2, 3, 8, 9), (2, 3, 7, 8), (1, *SHAPE))),
+]  # fmt: skip
+INPUTS = ("rows", "columns", "row_inputs", "value", "mask", "head_values")  # roles of arrays
+VALUE: Rows = [*later(1), (r"must have the shape \(\) or \(1,\); it has {shape}", *shapes((2,), (0,), (1, 1), (2, 3)))]
+REAL: Rows = [
+    ("must be a real number; it is of type {kind}", "1", b"1", None, 1j, True, [1.0], object(), np.ones(2, np.float32),
+     np.bool_(True)),
+    ("must be finite; it is -?nan in float32", float("nan"), float("-nan")),
+    ("must be finite; it is inf in float32", float("inf"), 1e39, 3.5e38, 1e300),
+    ("must be finite; it is -inf in float32", -float("inf"), -1e39),
+    ("must be finite in float32; it is {value}", 10**400, 10**5000),
+]  # fmt: skip
+FLAG: Rows = [("must be True or False; it is {value}", 0, 1, "yes", "", None, 1.0, [], np.ones(2), object())]
+MARGIN: Rows = [("must be a non-negative integer; it is {value}", -1, 0.5, True, "1", None, -(10**30), -(10**5000), [],
+                 object(), np.ones(2, int))]  # fmt: skip
+BY_ROLE: dict[str, Rows] = {
+    "rows": ROWS,
+    "rows_out": [
+        *ROWS, (READ_ONLY, Array(read_only=True)),
+        ("has rows that overlap each other",
+         *strided((0, 64, 8, 1), (192, 64, 0, 1), (192, 64, 7, 1), (189, 63, 8, 1), (191, 64, 8, 1))),
+    ],
+    "columns": [
+        *later(8), (COLUMNS + "has {shape}", *shapes((7,), (9,), (3, 8), (1, 8), (), (0,))),
+        (SOLID, *strided((2,), (-1,), (0,), shape=(8,)), *strided((9, 1), (1, 8), (0, 1), shape=(8, 8))),
+    ],
+    "row_inputs": [
+        *later(*SHAPE[:-1]),
+        (r"must have the shape \(2, 3, 8\), one element for each row of {first}; it has {shape}",
+         *shapes(SHAPE, (8,), (48,))),
+        (SOLID, *strided((48, 16, 2), (30, 9, 1), (1, 2, 6), shape=SHAPE[:-1])),
+    ],
+    "value": VALUE,
+    "value_out": [*VALUE, (READ_ONLY, Array((1,), read_only=True))],
+    "head_values": [
+        *later(3), (r"must have one element for each head of {first} \[\.\.\., heads, queries, keys\], whose shape is "
+                    r"\(2, 3, 8, 8\); it has {shape}", *shapes((2,), (3, 1), (2, 3), ())),
+        (SOLID, *strided((2,), (0,), shape=(3,))),
+    ],
+    "mask": [
+        *later(*SHAPE), LAST,
+        (r"must have the shape of {first}, \(2, 3, 8, 8\), or one that is broadcast to it along dimensions before the "
+         "last; it has {shape}", *shapes((2, 3, 8, 7), (5, 8, 8), (), (2, 3, 8, 1), (1, *SHAPE))),
+    ],
+    "real": REAL,
+    "non_negative": [*REAL, ("must not be negative; it is {value}", -1e-6, -1)],
+    "integer": [("must be an integer of 32 bits; it is {value}", 2**31, -(2**31) - 1, 1.5, True, "4", None, [])],
+    "dtype_out": [(OTHER_DTYPE + "{value}", "float64", "uint16", "nonsense", "", "x.float32", "f4,{", ">f4", int,
+                   float, 5, {}, object(), np.int32, ml_dtypes.float8_e4m3fnuz, np.ones(3, np.float32), np.float32(1),
+                   [("a", "f4"), ("a", "f4")])],
+    "sm_margin": MARGIN,
+    "stream": [
+        (r"must be a handle \(an int\), or have __cuda_stream__, \.cuda_stream or \.ptr; it is {value}", -1, 2**64, 1.5,
+         True, "stream", [], object(), np.float32(1), stream_object(cuda_stream=-1), stream_object(cuda_stream=None),
+         stream_object(ptr=2**64), stream_object(ptr="x"), stream_object(__cuda_stream__=(1, 5)),
+         type("Stream", (), {"__cuda_stream__": lambda self: (0, 77)}),  # a class, and no instance
+         *(stream_object(__cuda_stream__=lambda self, answer=answer: answer)
+           for answer in (5, (0,), (0, "handle"), (0, 1, 2), (0, None)))),
+        ("must be None: the simulator has no streams", 0),
+    ],
+    **dict.fromkeys(("flag", "square", "wanted", "row_values", "column_values", "head_sums", "mask_sums"), FLAG),
 }  # fmt: skip
-# What else must be given where an argument is.
-WITH: dict[str, dict[str, Any]] = {"window": {"causal": "aligned"}, "sink": {"lse": None}}
-
-NO_INTEGER = [-1, 1.5, "1", None, True, 10**5000, [], object(), Hostile()]
-NO_TEXT = [None, 5, b"text", "a\0b", "\ud800", [], Hostile()]
-NO_PATH = [5.0, True, [], "", "a\0b", object(), Hostile()]
-NO_SIZE = [None, 5, (1, 1), [1, 1, 1], (1, 1, -1), (1, 1, 2**32), (1.0, 1, 1), (True, 1, 1), "111", Hostile()]
-NO_DEVICE = [*NO_INTEGER, 2**31]
-NO_SPEC = [None, "rms_norm", TextSpec, object(), Hostile()]
-NO_CONFIG = [None, (1, 1, 1), {}, LaunchConfig, Hostile()]
-NO_FIELDS = [None, 5, "ab", [5], ("x",), (("x", "int32"),), (Field("x", "int16"),), (Field("1x", "int32"),),
-             (Field("x", "int32"), Field("x", "int32")), (Field(5, "int32"),), (Field("x", []),),
-             Hostile()]  # fmt: skip
-NO_OPTIONS = [None, 5, "-G", (5,), ("a\0",), Hostile()]
-NO_NAME = ["", "a b", "1a", "ü", 5, None, b"f", "a\0", Hostile()]
-NO_PARAMS = [None, 5, "ab", {}, {"out": 0}, {"out": 0, "value": 1.5}, {"out": 0, "value": 2**31}, {1: 2}, b"",
-             {"out": -1, "value": 1}, {"out": 0, "value": Hostile()}, {"out": 1.5, "value": 1}, Hostile()]  # fmt: skip
-TEXT = 'extern "C" __global__ void store(const Params p) { *(int*)p.out = p.value; }'
-FIELDS = (Field("out", "pointer"), Field("value", "int32"))
-CONFIG = LaunchConfig((1, 1, 1), (1, 1, 1))
-WARMUP = {"operators": "rms_norm", "dtypes": "float32", "hidden_sizes": 8, "architectures": "sm_90"}
-LAUNCH = {"config": NO_CONFIG, "params": NO_PARAMS, "stream": [-1, 2**64, 1.5, "s", None, True, Hostile()]}
-PLAIN = {"grid": NO_SIZE, "block": NO_SIZE, "params": NO_PARAMS, "stream": LAUNCH["stream"]}
-
-# Of every other public function: a good call's arguments, and what each argument refuses.
-OTHERS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
-    "freeze": ({}, {}),
-    "implementations": ({"op": transformer_rtc.rms_norm}, {"op": [None, "rms_norm", 5, print, Hostile()],
-                                                           "device": NO_DEVICE}),
-    "using": ({}, {"implementation": [None, "cuda", 5, ["rtc"], np.array(["rtc", "static"]), SimulatedDevice,
-                                      Hostile()]}),
-    "device_limits": ({}, {"device": NO_DEVICE}),
-    "record": ({}, {"path": [*NO_PATH, "/", "/dev/null/x"]}),
-    "warmup": (WARMUP, {
-        "operators": [5, None, "norm", ["rms_norm", "norm"], print, object(), Hostile(), [[]], [Hostile()]],
-        "dtypes": [[], "float64", "int8", "nonsense", ["float32", "float64"], None, Hostile(), [Hostile()]],
-        "hidden_sizes": [[], 0, -1, 2**30 + 1, 8.0, "8", True, None, [8, 8.0], np.ones((2, 2), int), Hostile()],
-        "manifest": [5, "", "a\0b", "/", "/nonexistent", ["line"], Hostile(), [Hostile()]],
-        "architectures": ["90", 90, ["sm_90", "sm_75"], [["sm_90"]], Hostile(), [Hostile()]],
-        "per_head": NO_FLAG, "sm_margin": NO_FLAG, "threads": [0, -1, 1.5, True, "2", 10**5000, Hostile()],
-        "progress": ["yes", 1, None, []],
-        "arguments": [{"weight": "float64"}, {"weight": 5}, {"gain": True}, {"return_rstd": "yes"}, {"bias": Hostile()},
-                      {"out_dtype": np.ones(2)}, {"return_rstd": np.ones(2)}],
-    }),
-    "LaunchConfig": ({"grid": (1, 1, 1), "block": (1, 1, 1)}, {
-        "grid": NO_SIZE, "block": NO_SIZE, "cluster": NO_SIZE, "dynamic_shared_memory": [*NO_INTEGER, 2**31],
-        "cooperative": NO_FLAG,
-    }),
-    "SimulatedDevice": ({}, {
-        "architecture": [75, 90.0, "90", None, [], Hostile()], "checked": NO_FLAG, "static": NO_FLAG,
-        "order": ["fifo", 0, None, [], Hostile()], "seed": [*NO_INTEGER, 2**64],
-        "multiprocessors": [*NO_INTEGER, 0, 1025],
-    }),
-    "Params": ({}, {"fields": NO_FIELDS}),
-    "TextSpec": ({"text": TEXT, "name": "store"}, {
-        "text": NO_TEXT, "name": NO_NAME, "fields": [*NO_FIELDS, list(FIELDS)], "options": [*NO_OPTIONS, ["-G"]],
-    }),
-    "KernelManager": ({"cache": DiskCache(None)}, {"cache": [None, "folder", Hostile()], "compile_program": [None, 5],
-                           "identity": [None, "12.9"], "options": [None, {}], "most_kernels": [None, 0, -1, 1.5, "5"]}),
-    "KernelManager.compile": ({"text": TEXT, "symbol": "store", "fields": FIELDS, "device": DEVICE}, {
-        "text": NO_TEXT, "symbol": NO_NAME, "fields": NO_FIELDS, "device": NO_DEVICE, "options": NO_OPTIONS,
-    }),
-    "KernelManager.get": ({"spec": TextSpec(TEXT, "store", FIELDS), "device": DEVICE},
-                          {"spec": NO_SPEC, "device": NO_DEVICE}),
-    "KernelManager.get_all": ({"specs": [TextSpec(TEXT, "store", FIELDS)], "device": DEVICE},
-                              {"specs": [*NO_SPEC, *([spec] for spec in NO_SPEC)], "device": NO_DEVICE}),
-    "KernelManager.is_compiled": ({"spec": TextSpec(TEXT, "store", FIELDS), "device": DEVICE},
-                                  {"spec": NO_SPEC, "device": NO_DEVICE}),
-    "KernelManager.image": ({"spec": TextSpec(TEXT, "store", FIELDS), "target": Target(90, "fast")},
-                            {"spec": NO_SPEC, "target": NO_INTEGER}),
-    "KernelManager.in_memory": ({"spec": TextSpec(TEXT, "store", FIELDS), "target": 90},
-                                {"spec": NO_SPEC, "target": NO_INTEGER}),
-    "KernelManager.on_event": ({}, {"callback": [None, 5, "print", Protocol()]}),
-    "KernelManager.freeze": ({}, {}),
-    "Kernel.launch": ({"config": CONFIG}, LAUNCH),
-    "Kernel.launch_plain": ({"grid": (1, 1, 1), "block": (1, 1, 1)}, PLAIN),
-    "Kernel.launch_cooperative": ({"grid": (1, 1, 1), "block": (1, 1, 1)}, PLAIN),
-    "Kernel.prepare": ({}, {"config": NO_CONFIG}),
-    "Kernel.max_active_ctas": ({"block": (1, 1, 1)}, {"block": NO_SIZE, "dynamic_shared_memory": NO_INTEGER}),
-    "Kernel.max_active_clusters": ({"block": (1, 1, 1), "cluster": (1, 1, 1)}, {
-        "block": NO_SIZE, "cluster": NO_SIZE, "dynamic_shared_memory": NO_INTEGER,
-    }),
-    "Kernel.set_cache_preference": ({}, {"preference": ["l2", "", None, 0, [], Hostile()]}),
-    "pack": ({"cache": DiskCache(None), "path": "pack"}, {"cache": [None, "folder", 5], "path": NO_PATH}),
-    "unpack": ({"cache": DiskCache(None), "path": "pack"}, {"cache": [None, "folder", 5], "path": NO_PATH}),
+# What functions in Python take of another kind than the operators that they call.
+OF_FUNCTIONS: dict[str, Rows] = {
+    "causal": [("must be 'upper_triangular', 'aligned' or None; it is {value}", True, False, 1, "", "causal", "lower",
+                b"aligned", np.array(["aligned"]), [], object())],
+    "window": [("must be a number of keys of at least 1; it is {value}", 0, -1, True, 0.5, "4", -(10**5000), [],
+                object(), np.ones(2, int))],
 }  # fmt: skip
-
-# What else a message may name: a part of what was given.
-TOLD = {"params": "params|parameters|values|out|value", "fields": "fields?", "hidden_sizes": "hidden_sizes|hidden size",
-        "dtypes": "dtypes|x"}  # fmt: skip
-
-# What a caller only gets, or what is checked where it is used.
-RESULTS = {"DeviceArray", "Event", "ManifestEntry", "WarmupRecord", "Kernel"}
-BASES = {"KernelSpec", "Field"}
-# Parts of the package call these with what they have made.
-OWN = {"KernelManager.get_static", "KernelManager.key"}
-
+RENAMED = {"s": "x", "ds": "dresidual"}  # by functions that give an operator's arguments other names
+_KNOWN = [dtype.name for dtype in DTYPES.values()]
 FUNCTIONS = {name: getattr(transformer_rtc, name) for name in dispatch.forms()}
+
+
+def _rows_of(argument: Argument, first: bool) -> Rows:
+    rows = FIRST if first else BY_ROLE[argument.role]
+    accepted = [dtype.name for dtype in argument.dtypes]
+    if argument.role == "dtype_out":
+        return [*rows, (OTHER_DTYPE + r"\w+$", *(name for name in _KNOWN if name not in accepted))]
+    if argument.role in dispatch._NO_ARRAYS or rows is FLAG:
+        return rows
+    shape = next(value.shape for _, *values in rows for value in values if isinstance(value, Array))
+    others = [Array(shape, name) for name in NUMBERS if name not in accepted]
+    of_numpy = [np.zeros(shape, dtype) for dtype in ("S4", "M8[s]", object, ml_dtypes.int4, [("a", "f4")])]
+    return [
+        *rows,
+        (OTHER_DTYPE + "{dtype}", *others, *of_numpy),
+        *([("must be an array; it is None", None)] if argument.role in INPUTS and not argument.optional else []),
+    ]
+
+
+def filled(message: str, value: object, name: str, first: str = "", accepted: str = "") -> str:
+    """Return the regular expression of what is told of a value."""
+    type_ = f"{type(value).__module__}.{type(value).__qualname__}"
+    told = {
+        "name": name, "first": first, "accepted": accepted, "value": shown(value),
+        "type": type_, "kind": type_.removeprefix("builtins."),
+        "shape": getattr(value, "shape", ""), "dtype": getattr(value, "dtype", ""),
+        "stride": value.strides[-1] if isinstance(value, Array) and value.strides else "",
+    }  # fmt: skip
+    return message.format(**{word: re.escape(str(text)) for word, text in told.items()})
+
+
+def _refused(argument: Argument, name: str, first: str, rows: Rows) -> list[tuple[Any, str]]:
+    accepted = ", ".join(dtype.name for dtype in argument.dtypes)
+    return [
+        (value, f"{name} {filled(message, value, name, first, accepted)}")
+        for message, *values in rows
+        for value in values
+    ]
+
+
+def refused_views(operator: str, name: str) -> list[tuple[Any, str]]:
+    """Return (value, message) of what an operator's native checks refuse: arrays as `Array`."""
+    first, *_ = described = dispatch.operators()[operator].arguments
+    argument = next(one for one in described if one.name == name)
+    found = _refused(argument, argument.keyword, first.keyword, _rows_of(argument, argument is first))
+    is_array = argument.role in (*INPUTS, "rows_out", "value_out")
+    return [pair for pair in found if not is_array or isinstance(pair[0], Array)]
+
+
+def refused_values(name: str, keyword: str) -> list[tuple[Any, str]]:
+    """Return (value, message) of what a function refuses."""
+    parameters = parameters_of(name)
+    first, *_ = described = dispatch.operators()[dispatch.forms()[name].operator].arguments
+    argument = next(one for one in described if one.keyword == RENAMED.get(keyword, keyword))
+    rows = OF_FUNCTIONS.get(keyword) or _rows_of(argument, argument is first)
+    found = []
+    for value, message in _refused(argument, keyword, next(iter(parameters)), rows):
+        of = value.numpy() if isinstance(value, Array) else value
+        if of is not None or (value is None and parameters[keyword].default is not None):
+            found.append((of, message))
+    return found
 
 
 def parameters_of(name: str) -> dict[str, inspect.Parameter]:
@@ -248,20 +306,153 @@ def parameters_of(name: str) -> dict[str, inspect.Parameter]:
 
 def refused_by(name: str, argument: str) -> list[Any]:
     """Return what an argument of an operator's function refuses."""
-    parameters = parameters_of(name)
-    if argument == next(iter(parameters)):
-        return FIRST
-    if argument == "scale":
-        return NO_NUMBER if "softmax" in name else VALUE
-    values = OPERATORS[argument]
-    if argument == "mask" and "backward" in name:
-        values = [*values, ones(SHAPE, bool), ones(SHAPE, np.uint8)]
-    if parameters[argument].default is None:
-        return [value for value in values if value is not None]
-    return values
+    return [value for value, _ in refused_values(name, argument)]
 
 
 def good(name: str) -> dict[str, Any]:
     """Return the arguments of a call that is refused for nothing."""
     required = (name for name, found in parameters_of(name).items() if found.default is inspect.Parameter.empty)
-    return {argument: ones() for argument in required}
+    return {argument: np.ones(SHAPE, np.float32) for argument in required}
+
+
+# ---- Other functions -------------------------------------------------------------------------------------------------
+
+
+def takes(accepted: str, *values: object) -> Rows:
+    return [("{name} is {value}; it takes " + accepted, *values)]
+
+
+NO_INTEGER = [-1, 1.5, "1", None, True, 10**5000, [], object(), np.ones(2, int)]
+NO_DEVICE = takes("the ordinal of a GPU", *NO_INTEGER, 2**31)
+NO_FLAG = takes("True or False", *FLAG[0][1:])
+NO_PATH = takes("the path of a file", 5.0, True, [], "", "a\0b", object())
+NO_SIZE = takes("a tuple of three integers from 0 to", None, 5, (1, 1), [1, 1, 1], (1, 1, -1), (1, 1, 2**32),
+                (1.0, 1, 1), (True, 1, 1), "111")  # fmt: skip
+NO_MEMORY = takes("an integer from 0 to 2147483647", *NO_INTEGER)
+NO_SPEC = takes("a KernelSpec", None, "rms_norm", TextSpec, object())
+NO_CONFIG = takes("a LaunchConfig", None, (1, 1, 1), {}, LaunchConfig)
+NO_CACHE = takes("a DiskCache", None, "folder", 5)
+NO_TARGET = takes("an architecture, such as 90, or a Target", *NO_INTEGER)
+NO_TEXT = takes(r"CUDA C\+\+", None, 5, b"text", "a\0b", "\ud800", [])
+NAMES = ["", "a b", "1a", "ü", 5, None, b"f", "a\0"]
+BAD_FIELDS: Rows = [
+    (r"fields has .*; it takes Fields, whose names are C\+\+'s", ("x",), (("x", "int32"),), (Field("1x", "int32"),),
+     (Field(5, "int32"),)),
+    ("field x has the type .*; types are pointer, ", (Field("x", "int16"),), (Field("x", []),)),
+    ("two fields are named x", (Field("x", "int32"), Field("x", "int32"))),
+]  # fmt: skip
+NO_FIELDS = [*takes("a tuple of Fields", None, 5, "ab"), *BAD_FIELDS]
+OPTIONS = [None, 5, "-G", (5,), ("a\0",)]
+STREAM = takes("an integer from 0 to 18446744073709551615", -1, 2**64, 1.5, "s", None, True)
+NO_PARAMS: Rows = [
+    ("store: params is {value}; it takes bytes, or values by their names", None, 5, "ab", {1: 2}),
+    ("values for out, value expected; given: ", {}, {"out": 0}),
+    ("value must be of the type int32; it is ", {"out": 0, "value": 1.5}, {"out": 0, "value": 2**31},
+     {"out": 0, "value": np.ones(2, int)}, {"out": 0, "value": "1"}),
+    ("store takes 16 bytes of parameters; 0 were given", b""),
+    ("out must be of the type pointer; it is -1", {"out": -1, "value": 1}),
+    ("store: out must be an address or a numpy array; it is ", {"out": 1.5, "value": 1}),
+]  # fmt: skip
+TEXT = 'extern "C" __global__ void store(const Params p) { *(int*)p.out = p.value; }'
+FIELDS = (Field("out", "pointer"), Field("value", "int32"))
+CONFIG = LaunchConfig((1, 1, 1), (1, 1, 1))
+SPEC = TextSpec(TEXT, "store", FIELDS)
+WARMUP = {"operators": "rms_norm", "dtypes": "float32", "hidden_sizes": 8, "architectures": "sm_90"}
+LAUNCH = {"config": NO_CONFIG, "params": NO_PARAMS, "stream": STREAM}
+PLAIN = {"grid": NO_SIZE, "block": NO_SIZE, "params": NO_PARAMS, "stream": STREAM}
+ONE = {"grid": (1, 1, 1), "block": (1, 1, 1)}
+
+# Of every other public function: a good call's arguments, and what each argument refuses.
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
+    "freeze": ({}, {}),
+    "implementations": ({"op": transformer_rtc.rms_norm}, {
+        "op": takes(r".*\brms_norm, .* of transformer_rtc", None, "rms_norm", 5, print), "device": NO_DEVICE,
+    }),
+    "using": ({}, {"implementation": takes("rtc, static, simulator or a SimulatedDevice", None, "cuda", 5, ["rtc"],
+                                           np.array(["rtc", "static"]), SimulatedDevice)}),
+    "device_limits": ({}, {"device": NO_DEVICE}),
+    "record": ({}, {"path": [*NO_PATH, ("path is {value}, which cannot be written: ", "/", "/dev/null/x")]}),
+    "warmup": (WARMUP, {
+        "operators": [(r"operators has .*; it takes .*\brms_norm, ", 5, None, "norm", ["rms_norm", "norm"], print,
+                       object(), [[]])],
+        "dtypes": [
+            ("rms_norm needs dtypes and hidden_sizes, such as ", []),
+            ("dtypes has '?(float64|nonsense|None)'?: a data type must be one of .*; it is ", "float64", "nonsense",
+             ["float32", "float64"], None),
+            ("rms_norm: x must be one of float32, float16, bfloat16; it is int8", "int8"),
+        ],
+        "hidden_sizes": [
+            ("rms_norm needs dtypes and hidden_sizes, such as ", []),
+            ("rms_norm: a hidden size is {value}; it must be from 1 to 1073741824", 0, -1, 2**30 + 1),
+            ("hidden_sizes has .*; it takes integers", 8.0, "8", True, None, [8, 8.0], np.ones((2, 2), int)),
+        ],
+        "manifest": [
+            ("manifest has .*; it takes a file's path, or what record", 5, ["line"]),
+            *takes("the path of a file", "", "a\0b"),
+            ("the manifest .* cannot be read: ", "/", "/nonexistent"),
+        ],
+        "architectures": [("architectures has .*; it takes sm_80, ", "90", 90, ["sm_90", "sm_75"], [["sm_90"]])],
+        "per_head": NO_FLAG, "sm_margin": NO_FLAG,
+        "threads": takes("a positive integer, or None", 0, -1, 1.5, True, "2", 10**5000),
+        "progress": takes("True, False or a callable", "yes", 1, None, []),
+        "arguments": [
+            ("rms_norm: (weight|out_dtype) is .*; it takes a data type, True, False or None", {"weight": "float64"},
+             {"weight": 5}, {"out_dtype": np.ones(2)}),
+            ("rms_norm: return_rstd is .*; it takes True, False or None", {"return_rstd": "yes"},
+             {"return_rstd": np.ones(2)}),
+            ("gain is no argument of these operators; they take amax, ", {"gain": True}),
+        ],
+    }),
+    "LaunchConfig": (ONE, {"grid": NO_SIZE, "block": NO_SIZE, "cluster": NO_SIZE, "dynamic_shared_memory": NO_MEMORY,
+                           "cooperative": NO_FLAG}),
+    "SimulatedDevice": ({}, {
+        "architecture": takes("80, 89, 90, ", 75, 90.0, "90", None, []), "checked": NO_FLAG, "static": NO_FLAG,
+        "order": takes("first_in, last_in, random", "fifo", 0, None, []),
+        "seed": takes("an integer from 0 to 18446744073709551615", *NO_INTEGER, 2**64),
+        "multiprocessors": takes("an integer from 1 to 1024", *NO_INTEGER, 0, 1025),
+    }),
+    "Params": ({}, {"fields": [*takes("Fields", None, 5), *BAD_FIELDS, ("fields has ", "ab", [5])]}),
+    "TextSpec": ({"text": TEXT, "name": "store"}, {
+        "text": NO_TEXT, "name": takes("the name of a function", *NAMES),
+        "fields": [*NO_FIELDS, *takes("a tuple of Fields", [5], list(FIELDS))],
+        "options": takes("a tuple of strings", *OPTIONS, ["-G"]),
+    }),
+    "KernelManager": ({"cache": DiskCache(None)}, {
+        "cache": NO_CACHE, "compile_program": takes("a callable", None, 5),
+        "identity": takes("a callable", None, "12.9"), "options": takes("a Settings", None, {}),
+        "most_kernels": takes("an integer from 1 to 2147483647", None, 0, -1, 1.5, "5"),
+    }),
+    "KernelManager.compile": ({"text": TEXT, "symbol": "store", "fields": FIELDS, "device": DEVICE}, {
+        "text": NO_TEXT, "symbol": takes("the name of the entry", *NAMES),
+        "fields": [*NO_FIELDS, ("fields has 5", [5])], "device": NO_DEVICE,
+        "options": takes("a tuple of strings", *OPTIONS),
+    }),
+    "KernelManager.get": ({"spec": SPEC, "device": DEVICE}, {"spec": NO_SPEC, "device": NO_DEVICE}),
+    "KernelManager.get_all": ({"specs": [SPEC], "device": DEVICE}, {
+        "specs": [*takes("a tuple or list of KernelSpec", *NO_SPEC[0][1:]),
+                  ("specs is .*; it takes a KernelSpec", *([spec] for spec in NO_SPEC[0][1:]))],
+        "device": NO_DEVICE,
+    }),
+    "KernelManager.is_compiled": ({"spec": SPEC, "device": DEVICE}, {"spec": NO_SPEC, "device": NO_DEVICE}),
+    "KernelManager.image": ({"spec": SPEC, "target": Target(90, "fast")}, {"spec": NO_SPEC, "target": NO_TARGET}),
+    "KernelManager.in_memory": ({"spec": SPEC, "target": 90}, {"spec": NO_SPEC, "target": NO_TARGET}),
+    "KernelManager.on_event": ({}, {"callback": takes("a callable", None, 5, "print", Protocol())}),
+    "KernelManager.freeze": ({}, {}),
+    "Kernel.launch": ({"config": CONFIG}, LAUNCH),
+    "Kernel.launch_plain": (ONE, PLAIN),
+    "Kernel.launch_cooperative": (ONE, PLAIN),
+    "Kernel.prepare": ({}, {"config": NO_CONFIG}),
+    "Kernel.max_active_ctas": ({"block": (1, 1, 1)}, {"block": NO_SIZE, "dynamic_shared_memory": NO_MEMORY}),
+    "Kernel.max_active_clusters": ({"block": (1, 1, 1), "cluster": (1, 1, 1)}, {
+        "block": NO_SIZE, "cluster": NO_SIZE, "dynamic_shared_memory": NO_MEMORY,
+    }),
+    "Kernel.set_cache_preference": ({}, {"preference": takes("none, shared, l1, equal", "l2", "", None, 0, [])}),
+    "pack": ({"cache": DiskCache(None), "path": "pack"}, {"cache": NO_CACHE, "path": NO_PATH}),
+    "unpack": ({"cache": DiskCache(None), "path": "pack"}, {"cache": NO_CACHE, "path": NO_PATH}),
+}  # fmt: skip
+
+# What a caller only gets, or what is checked where it is used.
+NOT_CALLED = {"DeviceArray", "Event", "ManifestEntry", "WarmupRecord", "Kernel", "KernelSpec", "Field", "manager"}
+NOT_CALLED |= {"__version__", *transformer_rtc.errors.__all__}
+# Parts of the package call these with what they have made.
+OWN = {"KernelManager.get_static", "KernelManager.key"}

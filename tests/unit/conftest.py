@@ -3,3 +3,4 @@
 from __future__ import annotations
 
 from fake_driver import fake_driver  # noqa: F401
+from native_calls import check  # noqa: F401

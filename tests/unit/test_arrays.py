@@ -1,24 +1,26 @@
+"""Arrays of every framework but torch, which is in tests/with_torch: what they are, and what comes back."""
+
 from __future__ import annotations
 
-import ctypes
 import itertools
-import os
-import shutil
-import subprocess
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from bad_values import interface, stream_object
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_rtc import _native, arrays
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
-NUMPY = arrays._Numpy({"x": (FLOAT32, FLOAT16, BFLOAT16)})
+ACCEPTED = {"x": (FLOAT32, FLOAT16, BFLOAT16)}
+NUMPY = arrays._Numpy(ACCEPTED)
+
+
+def protocol_view(array: object, stream: int | None = None) -> arrays.RawView:
+    return arrays._Protocol(ACCEPTED).view(array, "x", stream)
 
 
 def view_of(array: np.ndarray) -> arrays.RawView:
@@ -41,22 +43,6 @@ def test_a_data_type_of_numpy_or_a_name_is_known(dtype, expected):
     assert arrays.dtype_id(dtype) == expected.id
 
 
-def test_data_types_of_torch_are_known():
-    torch = pytest.importorskip("torch")
-    for dtype in DTYPES.values():
-        assert arrays.dtype_id(getattr(torch, dtype.name)) == dtype.id
-    with pytest.raises(ArgumentError, match="float64"):
-        arrays.dtype_id(torch.float64)
-
-
-@pytest.mark.parametrize(
-    "dtype", ["float64", "uint16", float, int, np.int32, None, 3, object(), "", ml_dtypes.float8_e4m3fnuz]
-)
-def test_another_data_type_is_refused_with_those_that_are_known(dtype):
-    with pytest.raises(ArgumentError, match="a data type must be one of float32, float16, bfloat16"):
-        arrays.dtype_id(dtype)
-
-
 def test_ids_are_dlpacks_and_the_native_modules_names_agree():
     for number, dtype in DTYPES.items():
         assert _native.dtype_name(number) == dtype.name
@@ -68,19 +54,10 @@ def test_ids_are_dlpacks_and_the_native_modules_names_agree():
 # ---- Streams -------------------------------------------------------------------------------------------------------
 
 
-def stream_object(**attributes: Any) -> object:
-    return type("Stream", (), attributes)()
-
-
-class Ours:
-    def __cuda_stream__(self):
-        return 0, 77
-
-
 @pytest.mark.parametrize(
     ("stream", "handle"),
     [
-        (0, 0), (1, 1), (2**48, 2**48), (Ours(), 77),
+        (0, 0), (1, 1), (2**48, 2**48), (stream_object(__cuda_stream__=lambda _: (0, 77)), 77),
         (stream_object(__cuda_stream__=(0, 5)), 5),
         (stream_object(cuda_stream=7), 7), (stream_object(ptr=9), 9), (stream_object(cuda_stream=0), 0),
         (stream_object(__cuda_stream__=(0, 5), cuda_stream=7, ptr=9), 5),
@@ -89,22 +66,6 @@ class Ours:
 )  # fmt: skip
 def test_a_stream_gives_its_handle(stream, handle):
     assert arrays.stream_handle(stream, "test") == handle
-
-
-@pytest.mark.parametrize(
-    "stream",
-    [None, True, -1, 1.0, "1", object(), stream_object(ptr="x"), stream_object(cuda_stream=None),
-     stream_object(__cuda_stream__=(1, 5))],
-)  # fmt: skip
-def test_another_stream_is_refused_with_what_is_accepted(stream):
-    with pytest.raises(ArgumentError, match=r"^test: stream must be a handle \(an int\), or have __cuda_stream__"):
-        arrays.stream_handle(stream, "test")
-
-
-@pytest.mark.parametrize("answer", [5, (0,), (0, "x"), (0, 1, 2), (0, None)])
-def test_a_malformed_stream_protocol_is_refused(answer):
-    with pytest.raises(ArgumentError, match=r"^test: stream"):
-        arrays.stream_handle(stream_object(__cuda_stream__=lambda self: answer), "test")
 
 
 # ---- Views ---------------------------------------------------------------------------------------------------------
@@ -193,21 +154,9 @@ def test_a_read_only_capsule_is_known_for_one():
     assert _native.read_dlpack(array.__dlpack__(max_version=(1, 0)))[6] is True
 
 
-def test_a_dlpack_capsule_of_torch_is_read():
-    torch = pytest.importorskip("torch")
-    for dtype in DTYPES.values():
-        x = torch.zeros(4, 6, 8, dtype=getattr(torch, dtype.name))[::2, 1:, 3:]
-        for options in ({}, {"max_version": (1, 0)}):
-            found = _native.read_dlpack(x.__dlpack__(**options))
-            assert found == (x.data_ptr(), tuple(x.shape), x.stride(), dtype.id, 1, 0, False)
-
-
-def test_what_is_no_capsule_is_refused():
+def test_what_is_no_capsule_and_no_view_is_refused():
     with pytest.raises(TypeError):
         _native.read_dlpack(np.zeros(3))
-
-
-def test_a_view_needs_as_many_strides_as_dimensions():
     with pytest.raises(ValueError, match="as many strides as dimensions"):
         _native.View(0, (1, 2), (1,), FLOAT32.id, 0, False)
 
@@ -215,67 +164,37 @@ def test_a_view_needs_as_many_strides_as_dimensions():
 class Producer:
     """An array of the protocol's first version, whose export takes no max_version."""
 
-    def __init__(self, array, fault=None):
-        self.array, self.fault = array, fault
+    def __init__(self, array):
+        self.array = array
 
     def __dlpack_device__(self):
         return 1, 0
 
     def __dlpack__(self, stream=None):
-        if self.fault:
-            raise self.fault
         return self.array.__dlpack__()
 
 
-def test_a_producer_of_the_first_version_is_read():
+def test_a_producer_of_the_first_version_is_read_and_its_capsule_is_held():
     array = np.zeros((2, 3), np.float32)
-    found = arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(Producer(array), "x", None)
-    assert found == view_of(array)
-
-
-def test_the_capsule_is_held_as_long_as_the_view():
-    framework, array = arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}), np.zeros((2, 3), np.float32)
-    framework.view(Producer(array), "x", None)
-    assert len(framework._held) == 1
-
-
-@pytest.mark.parametrize("fault", [BufferError("locked"), RuntimeError("locked"), ValueError("locked")])
-def test_a_producer_that_refuses_is_refused_in_its_words(fault):
-    with pytest.raises(ArgumentError, match=r"^x gives no access to its memory: locked"):
-        arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(Producer(None, fault), "x", None)
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.float64, np.complex64])
-def test_a_producer_of_another_data_type_is_refused(dtype):
-    with pytest.raises(ArgumentError, match=f"^x must be one of .*; it is {np.dtype(dtype).name}"):
-        arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(Producer(np.zeros(3, dtype)), "x", None)
-
-
-def interface_of(**changes: Any) -> object:
-    described = {"shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3, **changes}
-    return type("Array", (), {"__cuda_array_interface__": described})()
-
-
-@pytest.mark.parametrize("changes", [{"typestr": "<f8"}, {"typestr": ">f4"}, {"typestr": "|V2"}, {"mask": object()}])
-def test_an_array_interface_of_another_type_or_with_a_mask_is_refused(changes):
-    with pytest.raises(ArgumentError, match=r"^x must have elements of <f4, <f2, \|i1, \|u1, \|b1 and no mask"):
-        arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(**changes), "x", None)
+    framework = arrays._Protocol(ACCEPTED)
+    assert framework.view(Producer(array), "x", None) == view_of(array)
+    assert len(framework._held) == 1  # the capsule, as long as the view
 
 
 def test_an_array_interface_is_viewed(monkeypatch):
     ordered = []
     monkeypatch.setattr(_native, "pointer_device", lambda pointer: 3)
     monkeypatch.setattr(_native, "order_streams", lambda *streams: ordered.append(streams))
-    array = interface_of(strides=(24, 4), stream=7, data=(4096, True))
-    found = arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(array, "x", 9)
+    array = interface(shape=(2, 3), strides=(24, 4), stream=7, data=(4096, True))
+    found = protocol_view(array, 9)
     assert found == arrays.RawView(4096, (2, 3), (6, 1), FLOAT32.id, 2, 3, True)
     assert ordered == [(3, 7, 9)]  # what makes the array comes before what reads it
-    arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(stream=9), "x", 9)
-    arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(stream=None), "x", 9)
-    arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(), "x", 9)
+    protocol_view(interface(shape=(2, 3), stream=9), 9)
+    protocol_view(interface(shape=(2, 3), stream=None), 9)
+    protocol_view(interface(shape=(2, 3)), 9)
     assert len(ordered) == 1
     with pytest.raises(ArgumentError, match=r"^x must have strides that are multiples"):
-        arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).view(interface_of(strides=(24, 6)), "x", 9)
+        protocol_view(interface(shape=(2, 3), strides=(24, 6)), 9)
 
 
 class FakeBuffer:
@@ -310,14 +229,11 @@ def test_our_own_arrays_consumer_waits_for_what_makes_it_unless_it_says_not_to(m
     monkeypatch.setattr(_native, "Event", FakeEvent)
     monkeypatch.setattr(_native, "to_dlpack", lambda *arguments: arguments)
     array = arrays.DeviceArray(FakeBuffer(), (2, 3), FLOAT32.id, 7)
-    arrays._Protocol({"x": (FLOAT32, FLOAT16, BFLOAT16)}).finish((array,), 7, [])
+    arrays._Protocol(ACCEPTED).finish((array,), 7, [])
     for stream, expected in ((None, [(3, 7, 1)]), (5, [(3, 7, 5)]), (-1, [])):
         ordered.clear()
-        assert array.__dlpack__(stream=stream, max_version=(1, 0), dl_device=None, copy=None)[1:] == (
-            (2, 3),
-            FLOAT32.id,
-        )
-        assert ordered == expected
+        exported = array.__dlpack__(stream=stream, max_version=(1, 0), dl_device=None, copy=None)
+        assert exported[1:] == ((2, 3), FLOAT32.id) and ordered == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
@@ -327,61 +243,6 @@ def test_host_results_become_the_frameworks_own(dtype, rng):
     found = NUMPY.from_host(host, dtype.id)
     assert found.dtype.name == dtype.name
     np.testing.assert_array_equal(found.view(bits.dtype), bits)
-    torch = pytest.importorskip("torch")
-    tensor = arrays._Torch({"x": (FLOAT32, FLOAT16, BFLOAT16)}).from_host(host, dtype.id)
-    assert tensor.dtype == getattr(torch, dtype.name)
-    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.bytes]
-    np.testing.assert_array_equal(tensor.view(signed).numpy().view(bits.dtype), bits)
-
-
-# ---- The native geometry, compiled alone --------------------------------------------------------------------------
-
-NATIVE = Path(__file__).resolve().parents[2] / "transformer_rtc" / "native"
-
-
-@pytest.fixture(scope="module")
-def divide_by(tmp_path_factory):
-    """Return the native divide_by(d) -> (magic, shift): its source, not a copy of its formula."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    folder = tmp_path_factory.mktemp("native")
-    (folder / "shim.cpp").write_text(
-        f'#include "{NATIVE}/array.cpp"\n'
-        'extern "C" unsigned long long divisor(unsigned d) {\n'
-        "  const Divisor found = divide_by(d);\n  return (unsigned long long)found.shift << 32 | found.magic;\n}\n"
-    )
-    subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "shim.cpp", "-o", "shim.so"], cwd=folder, check=True
-    )
-    divisor = ctypes.CDLL(str(folder / "shim.so")).divisor
-    divisor.restype, divisor.argtypes = ctypes.c_ulonglong, [ctypes.c_uint]
-    return lambda d: (divisor(d) & 0xFFFFFFFF, divisor(d) >> 32)
-
-
-def quotient(n: int, magic: int, shift: int) -> int:
-    """Divide as row_offset of rows.cuh does."""
-    return (n * magic >> 32) >> shift
-
-
-@settings(max_examples=3000)
-@given(n=st.integers(0, 2**31 - 1), d=st.integers(2, 2**31 - 1))
-def test_rows_are_divided_by_heads_exactly(divide_by, n, d):
-    magic, shift = divide_by(d)
-    assert magic < 2**32 and shift < 32
-    # n, and the numbers around the multiple of d next to it, where a wrong magic shows first.
-    for dividend in (n, n // d * d, n // d * d - 1, 2**31 - 1):
-        if dividend >= 0:
-            assert quotient(dividend, magic, shift) == dividend // d
-
-
-def test_rows_are_divided_exactly_by_every_small_number_and_around_powers_of_two(divide_by):
-    divisors = {*range(2, 3000), *(2**k + i for k in range(2, 31) for i in (-1, 0, 1)), 2**31 - 1}
-    for d in divisors:
-        magic, shift = divide_by(d)
-        largest = (2**31 - 1) // d * d
-        for n in (0, 1, d - 1, d, d + 1, largest - 1, largest, 2**31 - 1):
-            assert quotient(n, magic, shift) == n // d
 
 
 def test_the_callers_context_stays_current_whatever_jax_makes_current(fake_driver):

@@ -71,7 +71,7 @@ bool is_bool(PyObject* value) {
   return PyBool_Check(value) || std::strcmp(type, "numpy.bool") == 0 || std::strcmp(type, "numpy.bool_") == 0;
 }
 
-// What a message says of a value: its repr may fail, or have no end.
+// What a message says of a value.
 std::string shown(PyObject* value) {
   return py::module_::import("transformer_rtc.errors").attr("shown")(py::handle(value)).cast<std::string>();
 }

@@ -1,0 +1,165 @@
+"""Native operators without kernels: views of memory that is not there, and plans that record what they would launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from transformer_rtc import _native, arrays, dispatch
+from transformer_rtc.dispatch import Argument
+from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
+
+BASE = 1 << 32  # an address, far from others
+ONE = (1, 1, 1)
+FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+OUTPUTS = (*FLOATS, FLOAT8_E4M3, FLOAT8_E5M2, INT8)
+EVERY_ROLE = (
+    Argument("x", "rows", FLOATS), Argument("residual", "rows", FLOATS, optional=True),
+    Argument("weight", "columns", FLOATS, optional=True), Argument("bias", "columns", FLOATS, optional=True),
+    Argument("scale", "value", (FLOAT32,), optional=True), Argument("mean", "row_inputs", (FLOAT32,), optional=True),
+    Argument("eps", "real"),
+    Argument("out", "rows_out", OUTPUTS), Argument("return_out", "wanted", of=("out",)),
+    Argument("residual_out", "rows_out", FLOATS, like="residual"),
+    Argument("return_residual", "wanted", of=("residual_out",)),
+    Argument("out_dtype", "dtype_out", OUTPUTS, of=("out",)),
+    Argument("amax", "value_out", (FLOAT32,)), Argument("rstd", "row_values", (FLOAT32,)),
+    Argument("dweight", "column_values", FLOATS, like="weight"),
+    Argument("dbias", "column_values", FLOATS, like="bias"),
+    Argument("grad_dtype", "dtype_out", FLOATS, of=("dweight", "dbias")),
+    Argument("sm_margin", "sm_margin"), Argument("stream", "stream"),
+)  # fmt: skip
+
+
+def arrays_of(arguments: Sequence[Argument]) -> list[str]:
+    return [argument.name for argument in arguments if argument.role not in dispatch._NO_ARRAYS]
+
+
+PLACES = {name: BASE << number for number, name in enumerate(arrays_of(EVERY_ROLE))}  # far from each other
+# What an argument is where a call says nothing of it; None: of another role.
+DEFAULTS: dict[str, object] = {
+    "real": 1.0, "non_negative": 1e-6, "integer": 0, "sm_margin": 0, "wanted": True,
+    **dict.fromkeys(("flag", "square", "row_values", "column_values", "head_sums", "mask_sums"), False),
+}  # fmt: skip
+
+
+def view(shape=(6, 4, 16), dtype=FLOAT32, at=BASE, strides=None, device=0, read_only=False) -> _native.View:
+    """Return a view of memory that is not there: no check may read it."""
+    dense = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return _native.View(
+        at, shape, dense if strides is None else strides, getattr(dtype, "id", dtype), device, read_only
+    )
+
+
+def required_views(operator: str, shape: tuple[int, ...]) -> dict[str, _native.View]:
+    """Return views for the arrays that a call of an operator needs: of float32, far from each other."""
+    needed = [one.name for one in dispatch.operators()[operator].arguments if one.role == "rows" and not one.optional]
+    return {name: view(shape, at=BASE << place) for place, name in enumerate(needed)}
+
+
+def native_operator(name: str, arguments: Sequence[Argument], plan: Any, check: Any) -> _native.Operator:
+    roles = dispatch.native_arguments(arguments)
+    return _native.Operator(name, roles, plan, check, pytest.fail, arrays.framework_of, dispatch._chosen)
+
+
+def values_of(arguments: Sequence[Argument], given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return what `run_views` takes: the views with what a call gets for them, and the value of every argument."""
+    views = [(given[name], given[name]) if isinstance(given.get(name), _native.View) else None
+             for name in arrays_of(arguments)]  # fmt: skip
+    return views, [given.get(argument.name, DEFAULTS.get(argument.role)) for argument in arguments]
+
+
+class Made(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: int
+    pointer: int
+
+
+class Launch(NamedTuple):
+    stage: int
+    grid: tuple[int, int, int]
+    params: bytes
+    memory: dict[str, tuple[Any, ...]]
+
+
+class Recorder:
+    """A native operator whose plans record what they would launch."""
+
+    def __init__(self, arguments=EVERY_ROLE, fields=((),), columns_per_cta=8, row_groups=0, **rule) -> None:
+        self.requests: list[tuple[Any, ...]] = []
+        self.zeroed: list[tuple[int, int]] = []
+        self.launches: list[Launch] = []
+        self.made: list[Made] = []
+        self.fields, self.columns_per_cta, self.row_groups = fields, columns_per_cta, row_groups
+        self.cooperative = rule.pop("cooperative", False)
+        self.rule = {
+            "rows_per_cta": 1, "ctas_per_row": 1, "max_groups": _native.Plan.ANY_GROUPS, "workspace_bytes": 0,
+            "partial_bytes": 0, "whole_heads": False, "multiprocessors": 132, **rule,
+        }  # fmt: skip
+        self.arguments = arguments
+        self.native = native_operator("op", arguments, self.plan, lambda *request: self.rule["multiprocessors"])
+
+    def plan(self, *request: Any) -> _native.Plan:
+        self.requests.append(request)
+        stages = []
+        for number, fields in enumerate(self.fields):
+
+            def launch(grid, block, cluster, shared, cooperative, params, stream, memory, stage=number):
+                assert (block, cluster, stream) == ((32, 1, 1), ONE, 0)
+                self.launches.append(Launch(stage, grid, params, {row[3]: row for row in memory}))
+
+            launcher = _native.PythonLauncher(lambda *request: self.zeroed.append(request), launch, 512)
+            filled = [(source, index, 8 * place) for place, (source, index) in enumerate(fields)]
+            later = (self.columns_per_cta, False, self.row_groups) if number else (0, False, 0)
+            cooperative = self.cooperative and number == 0
+            stages.append(_native.Stage(launcher, (32, 1, 1), ONE, 0, cooperative, filled, *later))
+        return _native.Plan(stages, **self.rule)
+
+    def allocate(self, shape, dtype, device):
+        made = Made(shape, dtype, (BASE << 16) + (len(self.made) << 24))
+        self.made.append(made)
+        return made, made.pointer
+
+    def __call__(self, **given: Any) -> Any:
+        views, values = values_of(self.arguments, {"x": view(), "return_residual": False, **given})
+        return self.native.run_views(views, values, self.allocate, 0)
+
+    def grid(self, *shape: int, **given: Any) -> tuple[int, int, int]:
+        """Return the grid of the first launch over rows of a shape."""
+        self.launches.clear()
+        self(x=view(shape), **given)
+        return self.launches[0].grid
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """What the last plan was asked for with, without what is absent."""
+        names = arrays_of(self.arguments)
+        return {name: dtype for name, dtype in zip(names, self.requests[-1][2], strict=True) if dtype}
+
+
+class ChecksPassed(Exception):
+    """A call got as far as its plan."""
+
+
+@pytest.fixture
+def check() -> Callable[..., tuple[object, ...]]:
+    """Return a call of an operator on views that stops where a plan is needed: it returns the plan's arguments."""
+
+    def plan(*arguments: object) -> _native.Plan:
+        raise ChecksPassed(arguments)
+
+    made: dict[str, _native.Operator] = {}
+
+    def run(x=None, weight=None, out=None, allocate=pytest.fail, operator="rms_norm", **given):  # type: ignore[no-untyped-def]
+        arguments = dispatch.operators()[operator].arguments
+        if operator not in made:
+            made[operator] = native_operator(operator, arguments, plan, lambda *request: 132)
+        views, values = values_of(arguments, given | {"x": x, "weight": weight, "out": out})
+        try:
+            return (made[operator].run_views(views, values, allocate, 0),)
+        except ChecksPassed as passed:
+            return passed.args[0]
+
+    return run

@@ -1,0 +1,106 @@
+"""Tensors of the host: which are taken, and which are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bad_values import Protocol
+
+from transformer_rtc import SimulatedDevice, rms_norm, using
+from transformer_rtc.errors import ArgumentError
+
+NAMES = "float32, float16, bfloat16"
+
+
+@pytest.mark.usefixtures("without_driver")
+def test_a_plain_tensor_a_parameter_and_a_buffer_are_taken(torch):
+    with torch.no_grad():
+        for x in (torch.ones(4, 64), torch.nn.Parameter(torch.ones(4, 64)), torch.nn.Buffer(torch.ones(4, 64))):
+            assert rms_norm(x, torch.nn.Parameter(torch.ones(64))).shape == x.shape
+
+
+def test_a_tensor_that_requires_grad_is_refused_only_while_grad_mode_is_on(torch):
+    x = torch.ones(4, 64, requires_grad=True)
+    for name, arguments in {"x": (x,), "weight": (torch.ones(4, 64), torch.nn.Parameter(torch.ones(64)))}.items():
+        with pytest.raises(ArgumentError, match=f"^rms_norm: {name} requires grad.*torch.no_grad"):
+            rms_norm(*arguments)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert rms_norm(x).shape == x.shape
+
+
+def test_arrays_of_two_frameworks_are_refused(torch):
+    host = np.ones((4, 64), np.float32)
+    for x, other in ((host, torch.ones(64)), (torch.ones(4, 64), host[0]), (torch.ones(4, 64), Protocol())):
+        for name in ("weight", "out"):
+            message = f"^rms_norm: {name} must be of the same framework as the .* before it"
+            with pytest.raises(ArgumentError, match=message):
+                rms_norm(x, **{name: other})
+
+
+def test_a_subclass_of_tensor_is_refused(torch):
+    class Mine(torch.Tensor):
+        pass
+
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x is a .*Mine, a subclass.*as_subclass\(torch\.Tensor\)"):
+        rms_norm(torch.ones(4, 64).as_subclass(Mine))
+    with pytest.raises(ArgumentError, match=r"weight is a .*Mine, a subclass"):
+        rms_norm(torch.ones(4, 64), torch.ones(64).as_subclass(Mine))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_fake_tensor_is_refused(torch, device):
+    fake = pytest.importorskip("torch._subclasses.fake_tensor")
+    with fake.FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(4, 64, device=device)
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x is a torch\..*\.FakeTensor, a subclass"):
+        rms_norm(x)
+
+
+def test_meta_and_sparse_tensors_are_refused(torch):
+    for x in (torch.ones(4, 64, device="meta"), torch.ones(4, 64).to_sparse()):
+        with pytest.raises(ArgumentError, match=r"^rms_norm: x (must be a strided tensor|is a tensor without memory)"):
+            rms_norm(x)
+
+
+def test_what_else_torch_has_is_no_array(torch):
+    for x in (torch.float32, torch.nn.Linear(2, 2), torch.Size((4, 64)), torch.device("cpu"), torch.Tensor):
+        with pytest.raises(ArgumentError, match=r"^rms_norm: x must be an array"):
+            rms_norm(x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_a_nested_or_quantized_tensor_is_refused(torch):
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x "):
+        rms_norm(torch.nested.nested_tensor([torch.ones(4), torch.ones(8)]))
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x is a tensor without memory of its own: .*QInt types[^\n]*$"):
+        rms_norm(torch.quantize_per_tensor(torch.ones(4, 64), 0.1, 0, torch.qint8))
+
+
+@pytest.mark.parametrize("name", ["float64", "int32", "complex64", "bool", "float8_e4m3fn"])
+def test_a_tensor_of_another_type_is_refused(torch, name):
+    with pytest.raises(ArgumentError, match=rf"^rms_norm: x must be one of {NAMES}; it is (torch\.)?{name}"):
+        rms_norm(torch.zeros(4, 64).to(getattr(torch, name)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_values_go_in_and_are_written_in_place(shape, torch):
+    x, amax = torch.full((4, 64), -2.0), torch.full(shape, 0.5)
+    options = {"eps": 0.0, "out_dtype": "float8_e4m3fn", "scale": torch.full(shape, 3.0)}
+    with using(SimulatedDevice(static=True)):
+        found = rms_norm(x, amax=amax, **options)
+        with pytest.raises(ArgumentError, match=r"^rms_norm: amax must be of the same framework"):
+            rms_norm(x, amax=np.ones(shape, np.float32), **options)
+    assert (found.float() == -3).all() and amax.shape == shape and amax.item() == 1
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_outputs_of_eight_bits_are_of_torch_s_own_types(name, torch):
+    x, dtype = torch.ones(4, 64), getattr(torch, name)
+    out = torch.zeros(4, 64, dtype=dtype)
+    with using(SimulatedDevice(static=True)):
+        found, _ = rms_norm(x, out_dtype=dtype, row_scaling=True)
+        assert rms_norm(x, out=out, row_scaling=True)[0] is out
+    assert (
+        found.dtype == dtype and found.view(torch.uint8).all() and found.view(torch.uint8).equal(out.view(torch.uint8))
+    )
