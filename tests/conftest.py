@@ -70,25 +70,30 @@ def missing_torch() -> str:
 _NEEDS = {"gpu": ("a GPU", missing_gpu), "with_torch": ("torch", missing_torch)}
 
 
+def _missing(path: Path) -> bool:
+    """Whether a path is in a folder whose need is not met."""
+    folder = path.relative_to(HERE).parts[:1] if path.is_relative_to(HERE) else ()
+    return any(_NEEDS[name][1]() != "" for name in folder if name in _NEEDS)
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    needs = _NEEDS.get(collection_path.name) if collection_path.parent == HERE else None
-    return True if needs and needs[1]() else None
+    return True if _missing(collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the thorough tests that the sample does not have, unless a test is named."""
-    if config.getoption("--everything") or any("::" in argument for argument in config.args):
-        return
+    """Leave out what cannot run here, and thorough tests that the sample does not have, unless a test is named."""
+    whole = config.getoption("--everything") or any("::" in argument for argument in config.args)
     seed = config.stash[SAMPLE_SEED]
 
-    def is_drawn(item: pytest.Item) -> bool:
+    def is_left_out(item: pytest.Item) -> bool:
         shares = [mark.kwargs.get("share", 1) for mark in item.iter_markers("thorough")]
-        return zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32 < min(shares, default=1)
+        drawn = whole or zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32 < min(shares, default=1)
+        return not drawn or _missing(item.path)  # a path that is named is collected whatever it needs
 
-    left_out = [item for item in items if not is_drawn(item)]
+    left_out = [item for item in items if is_left_out(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if is_drawn(item)]
+        items[:] = [item for item in items if not is_left_out(item)]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
