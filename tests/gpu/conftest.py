@@ -8,15 +8,14 @@ import sys
 
 import pytest
 from cases import FAMILY
-from compiling import compile_together
 from frameworks import Torch
+from rigs import Renamed, Rig
 
 import transformer_rtc
 from transformer_rtc import device_limits, dispatch, sources, static
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.manager import KernelManager
 from transformer_rtc.ops import norms
-from transformer_rtc.settings import settings
 
 KEPT = 1 << 30  # bytes that torch may keep for later tests
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory to the others
@@ -55,6 +54,12 @@ def gpu() -> Torch:
 
 
 @pytest.fixture
+def rig(implementation, gpu) -> Rig:
+    """Return what runs the checks that the simulator runs too, on torch's tensors."""
+    return Rig(implementation, gpu)
+
+
+@pytest.fixture
 def torch():
     return pytest.importorskip("torch")
 
@@ -63,34 +68,6 @@ def torch():
 def manager(tmp_path) -> KernelManager:
     """Return a manager with a cache of its own."""
     return KernelManager(DiskCache(str(tmp_path)))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled(request) -> None:
-    """Compile what the modules name as COMPILED, unless only a few tests are run."""
-    if settings.force_static or len(request.session.items) < 100:
-        return
-    modules = {item.module for item in request.session.items}
-    compile_together((case for module in modules for case in getattr(module, "COMPILED", ())), device_limits(0))
-
-
-class Renamed:
-    """The family of norms, for an operator of another name."""
-
-    name = FAMILY.name
-
-    def __init__(self, operator: str) -> None:
-        self.operator = operator
-        self.static_program = FAMILY.static_program
-
-    def check(self, request):
-        FAMILY.check(request._replace(operator=self.operator))
-
-    def static(self, request):
-        return FAMILY.static(request._replace(operator=self.operator))
-
-    def specialise(self, request, limits):
-        return FAMILY.specialise(request._replace(operator=self.operator), limits)
 
 
 class Limited(Renamed):

@@ -1,260 +1,129 @@
+"""What only a GPU shows of the family of norms: rows by the million, runs beside other work, graphs and streams."""
+
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import calls
 import numpy as np
 import pytest
 import reference
-from cases import CASES, FLOATS, Case
-from frameworks import FRAMEWORKS, Guarded, bits, inputs
+from cases import BACKWARD, FLOATS, NORMS, Case
+from frameworks import capture, inputs
+from norm_checks import a_rows_bits_are_the_same_alone_and_among_many, case_of, covering
+from rigs import OF_ROWS, Rig, assert_same_bits, hold
 
-from transformer_rtc import rms_norm
+import transformer_rtc
+from transformer_rtc import Field, rms_norm
 from transformer_rtc.errors import ArgumentError
-from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
+from transformer_rtc.spec import BFLOAT16, FLOAT32, DType
 
-EVERY_HIDDEN = sorted({case.hidden for case in CASES})
-SOME_HIDDEN = (1, 2, 3, 7, 8, 31, 64, 129, 256, 1000, 1021, 4096, 4097, 16384, 16385, 50257, 131071)
-# JAX has no arrays to write to, and CuPy no floats of 8 bits.
-OF_EVERY_FRAMEWORK = [case for case in CASES if case.out in (*FLOATS, None)][3::29]
-COMPILED = (
-    *(Case(1, hidden, BFLOAT16, BFLOAT16, BFLOAT16) for hidden in EVERY_HIDDEN),
-    *(Case(1, hidden, dtype, dtype, dtype) for hidden in SOME_HIDDEN for dtype in FLOATS),
-    *(
-        Case(1, hidden, x, weight, out, True)
-        for hidden in (7, 1000, 4096, 20_001)
-        for x, weight, out in itertools.product(FLOATS, (*FLOATS, None), FLOATS)
-    ),
-)
+BOTH = pytest.mark.parametrize("implementation", ["rtc", "static"], indirect=True)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("case", OF_EVERY_FRAMEWORK, ids=lambda case: case.name)
-def test_every_framework_gives_its_own_arrays_and_the_same_bits(framework, case, implementation, rng):
-    kind = FRAMEWORKS[framework]()
-    given = calls.make_inputs(rng, case)
-    arrays = {name: kind.array(host) for name, host in given.items()}
-    results = {name: kind.host(array) for name, array in calls.call(case, arrays).items()}
-    calls.hold_within(case, results, calls.expect(case, given))
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(bits(kind.host(array)), bits(given[name]), err_msg=name)
-    staged = calls.call(case, given)
-    for name, host in results.items():
-        np.testing.assert_array_equal(bits(staged[name]), bits(host), err_msg=name)
+def by_name(case: Case) -> str:
+    return case.name
 
 
-@pytest.mark.parametrize(
-    ("x_type", "out_type"), list(itertools.product(FLOATS, FLOATS)), ids=lambda dtype: dtype.symbol
-)
-@pytest.mark.parametrize("weight_type", (*FLOATS, None), ids=lambda dtype: dtype.symbol if dtype else "none")
-@pytest.mark.parametrize("hidden", [7, 1000, 4096, 20_001])
-def test_every_combination_of_types(x_type, weight_type, out_type, hidden, implementation, gpu, rng):
-    case = Case(5, hidden, x_type, weight_type, out_type, True)
-    x, weight = inputs(rng, case)
-    y, rstd = rms_norm(
-        gpu.array(x), None if weight is None else gpu.array(weight), out_dtype=gpu.dtype(out_type), return_rstd=True
-    )
-    expected, expected_rstd = reference.rms_norm(x, weight)
-    assert y.dtype == gpu.dtype(out_type)
-    reference.assert_close(gpu.host(y), expected, out_type)
-    reference.assert_close(gpu.host(rstd), expected_rstd, FLOAT32, "rstd")
+# ---- More rows than are resident -------------------------------------------------------------------------------------
+
+LONG = (128, 1024, 4096, 4097, 8192, 16384, 65536, 131072, 262144, 524288)
+_MOST_BYTES = 128 << 20  # of one array
 
 
-@pytest.mark.parametrize("offset", [0.0, 1.0, -0.5, 0.1])
-@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-5, 0.1, 3])
-def test_eps_and_the_weights_offset_are_the_callers(offset, eps, implementation, gpu, rng):
-    for dtype in FLOATS:
-        x, weight = inputs(rng, Case(9, 300, dtype, dtype, dtype, False))
-        y = rms_norm(gpu.array(x), gpu.array(weight), eps, weight_offset=offset)
-        reference.assert_close(gpu.host(y), reference.rms_norm(x, weight, eps, offset)[0], dtype)
+def _many(hidden: int, operator: str, dtype: DType) -> Case:
+    rows = min(50_021, _MOST_BYTES // (hidden * dtype.bytes)) | 1
+    case = case_of(operator, rows, hidden, dtype)
+    if not case.backward:
+        return case
+    # Sums in float32: rounded to fewer bits, a row more or less would not show.
+    given = dtype is FLOAT32
+    return case._replace(rstd=given, residual=None if given else dtype, dweight=FLOAT32, dbias=FLOAT32)
 
 
-def test_an_offset_without_a_weight_changes_nothing(implementation, gpu, rng):
-    x, _ = inputs(rng, Case(9, 300, BFLOAT16, None, BFLOAT16, False))
-    y = rms_norm(gpu.array(x), weight_offset=1.0)
-    np.testing.assert_array_equal(bits(gpu.host(y)), bits(gpu.host(rms_norm(gpu.array(x)))))
+def _of_many(implementation: str, lengths: tuple[int, ...]) -> list[Any]:
+    return [
+        pytest.param(implementation, case, marks=parameter.marks, id=f"{implementation}-{case.name}")
+        for parameter in covering(lengths, NORMS, (BFLOAT16, FLOAT32))
+        for case in [_many(*parameter.values)]
+    ]
 
 
-# ---- Where rows lie ------------------------------------------------------------------------------------------------
+MANY = [*_of_many("rtc", LONG), *_of_many("static", (128, 4096, 65536))]
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.symbol)
-@pytest.mark.parametrize("hidden", SOME_HIDDEN)
-def test_every_alignment_gives_the_same_bits_and_writes_nothing_else(hidden, dtype, implementation, gpu, rng):
-    rows = 5
-    x, weight = inputs(rng, Case(rows, hidden, dtype, dtype, dtype, False))
-    x_gpu, weight_gpu = gpu.array(x), gpu.array(weight)
-    aligned = rms_norm(x_gpu, weight_gpu)
-    expected = bits(gpu.host(aligned))
-    reference.assert_close(gpu.host(aligned), reference.rms_norm(x, weight)[0], dtype)
-    for offset in range(9):
-        # Offsets of x, weight and out, each alone and together; rows padded by an odd number of elements as well.
-        for of_x, of_weight, of_out, padding in (
-            (offset, 0, 0, 0),
-            (0, offset, 0, 0),
-            (0, 0, offset, 0),
-            (offset, offset, offset, 0),
-            (offset, 0, 8 - offset, 3),
-        ):
-            strides = (hidden + padding, 1)
-            moved_x = Guarded((rows, hidden), dtype, of_x, strides).fill(x_gpu).array
-            moved_weight = Guarded((hidden,), dtype, of_weight).fill(weight_gpu).array
-            out = Guarded((rows, hidden), dtype, of_out, (hidden + 2 * padding, 1))
-            y = rms_norm(moved_x, moved_weight, out=out.array)
-            where = f"offsets of x {of_x}, weight {of_weight}, out {of_out}, padding {padding}"
-            np.testing.assert_array_equal(bits(gpu.host(y)), expected, err_msg=where)
-            out.assert_intact_around()
+def longest_chain(torch: Any, case: Case, implementation: str) -> int:
+    """Return the most additions of a sum over rows, for any number of groups that can be resident."""
+    properties = torch.cuda.get_device_properties(0)
+    count, threads = properties.multi_processor_count, properties.max_threads_per_multi_processor
+    _, rule = case.general() if implementation == "static" else case.specialise(transformer_rtc.device_limits(0))
+    groups = -(-case.rows // rule.rows_per_cta)
+    most = count * max(1, threads // rule.threads) // rule.ctas_per_row
+    least = count // (2 * rule.ctas_per_row)  # not every cluster finds a place
+    return max(reference.additions(case.rows, min(groups, max(1, resident))) for resident in (least, most))
 
 
-@pytest.mark.parametrize("out_type", FLOATS, ids=lambda dtype: dtype.symbol)
-@pytest.mark.parametrize("hidden", (2, 127, 4096, 50257))
-def test_a_misaligned_output_of_another_type(hidden, out_type, implementation, gpu, rng):
-    for x_type in FLOATS:
-        x, weight = inputs(rng, Case(3, hidden, x_type, x_type, out_type, False))
-        expected = reference.rms_norm(x, weight)[0]
-        for offset in (0, 1, 2, 3, 5):
-            out = Guarded(x.shape, out_type, offset, (hidden + offset, 1))
-            y = rms_norm(gpu.array(x), gpu.array(weight), out=out.array)
-            reference.assert_close(gpu.host(y), expected, out_type)
-            out.assert_intact_around()
+@pytest.mark.parametrize(("implementation", "case"), MANY, indirect=["implementation"])
+def test_more_rows_than_are_resident(case, implementation, rig, torch, rng, monkeypatch):
+    # A few rows at many random places: float64 holds one of each, whose bits all others must have.
+    few = case._replace(rows=min(97, max(3, (1 << 22) // case.hidden)))
+    host = calls.make_inputs(rng, few)
+    index = rng.permutation(np.append(np.arange(few.rows), rng.integers(few.rows, size=case.rows - few.rows)))
+    places = torch.from_numpy(index).cuda()
+    given = {
+        name: array[places] if calls.shape_of(few, name)[0] == few.rows else array
+        for name, array in rig.on_device(host).items()
+    }
+    before = {name: array.clone() for name, array in given.items()}
+    results = rig.call(case, given)
+    integers = rig.arrays.integers
+    for name, array in before.items():
+        assert torch.equal(integers(array), integers(given[name])), f"{name} was changed"
+    first = torch.from_numpy(np.unique(index, return_index=True)[1]).cuda()
+    found = {name: array[first] if name in OF_ROWS else array for name, array in results.items()}
+    for name in found.keys() & set(OF_ROWS):
+        assert torch.equal(integers(results[name]), integers(found[name][places])), f"{name} of equal rows differs"
+    expected = calls.expect(few, host)
+    if case.backward:
+        chain = longest_chain(torch, case, implementation)
+        monkeypatch.setattr(reference, "additions", lambda rows, groups=1: chain)
+        of_all = {**host, "dy": host["dy"].astype(np.float64) * np.bincount(index)[:, None]}
+        sums = calls.expect(few, of_all)
+        expected |= {name: sums[name] for name in ("dweight", "dbias")}
+    calls.hold_within(few, rig.on_host(found), expected)
 
 
-@pytest.mark.parametrize("hidden", (64, 80, 128, 129))
-@pytest.mark.parametrize(("tokens", "heads"), [(1, 1), (1, 8), (7, 1), (13, 5), (130, 3)])
-def test_heads_inside_packed_rows(hidden, tokens, heads, implementation, gpu, rng):
-    for dtype in FLOATS:
-        x, weight = inputs(rng, Case(1, hidden, dtype, dtype, dtype, False), (tokens, 3 * heads))
-        packed = Guarded(x.shape, dtype).fill(gpu.array(x))
-        weight_gpu = gpu.array(weight)
-        q, k, v = (packed.array[:, part * heads : (part + 1) * heads] for part in range(3))
-        expected = reference.rms_norm(x, weight)[0]
-        # Out of place, with an output that is dense.
-        y, rstd = rms_norm(k, weight_gpu, return_rstd=True)
-        assert y.is_contiguous() and rstd.shape == (tokens, heads)
-        reference.assert_close(gpu.host(y), expected[:, heads : 2 * heads], dtype)
-        # In place, and from v into k: q stays as it is.
-        assert rms_norm(v, weight_gpu, out=k) is k
-        rms_norm(v, weight_gpu, out=v)
-        np.testing.assert_array_equal(bits(gpu.host(q)), bits(x[:, :heads]))
-        np.testing.assert_array_equal(bits(gpu.host(k)), bits(gpu.host(v)))
-        reference.assert_close(gpu.host(v), expected[:, 2 * heads :], dtype)
-        packed.assert_intact_around()
+# ---- The same bits in every run --------------------------------------------------------------------------------------
+
+REPEATED = [
+    case_of(operator, (1 << 25) // hidden + 1, hidden, BFLOAT16) for operator in BACKWARD for hidden in (4096, 65536)
+]
 
 
-def test_two_strides_in_any_order_of_the_dimensions(implementation, gpu, rng):
-    x, weight = inputs(rng, Case(1, 200, FLOAT32, FLOAT32, FLOAT32, False), (6, 10, 7))
-    x_gpu, weight_gpu = gpu.array(x), gpu.array(weight)
-    for view, host in (
-        (x_gpu[:, :, 3], x[:, :, 3]),
-        (x_gpu[2:, 1:9], x[2:, 1:9]),
-        (x_gpu.permute(1, 2, 0, 3)[..., 2, :], x.transpose(1, 2, 0, 3)[..., 2, :]),
-        (x_gpu[:, 4].transpose(0, 1), x[:, 4].transpose(1, 0, 2)),
-        (x_gpu[::2, None], x[::2, None]),
-        (x_gpu[0, 0, 0], x[0, 0, 0]),
-        (x_gpu[:1].expand(5, 10, 7, 200), np.broadcast_to(x[:1], (5, 10, 7, 200))),
-    ):
-        y = rms_norm(view, weight_gpu)
-        assert y.shape == view.shape and y.is_contiguous()
-        reference.assert_close(gpu.host(y), reference.rms_norm(host, weight)[0], FLOAT32)
-        out = gpu.module.full_like(y, float("nan"))
-        np.testing.assert_array_equal(bits(gpu.host(rms_norm(view, weight_gpu, out=out))), bits(gpu.host(y)))
-
-
-@pytest.mark.parametrize("hidden", (1, 7, 128, 1000, 4096, 4097, 16385, 65536, 262145))
-def test_in_place_gives_the_same_bits(hidden, implementation, gpu, rng):
-    for dtype in FLOATS:
-        x, weight = inputs(rng, Case(11, hidden, dtype, dtype, dtype, False))
-        x_gpu, weight_gpu = Guarded(x.shape, dtype, 1).fill(gpu.array(x)), gpu.array(weight)
-        expected = bits(gpu.host(rms_norm(x_gpu.array, weight_gpu)))
-        assert rms_norm(x_gpu.array, weight_gpu, out=x_gpu.array) is x_gpu.array
-        np.testing.assert_array_equal(bits(gpu.host(x_gpu.array)), expected)
-        x_gpu.assert_intact_around()
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("leading", [(0,), (0, 3), (3, 0, 2)])
-def test_no_rows_give_an_empty_output(framework, leading, implementation):
-    kind = FRAMEWORKS[framework]()
-    y, rstd = rms_norm(kind.array(np.zeros((*leading, 300), np.float16)), return_rstd=True)
-    y, rstd = kind.host(y), kind.host(rstd)
-    assert (y.shape, y.dtype, rstd.shape, rstd.dtype) == ((*leading, 300), np.float16, leading, np.float32)
-
-
-# ---- Values that are no ordinary numbers ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.symbol)
-@pytest.mark.parametrize("hidden", (1, 3, 64, 129, 1000, 4096, 16385, 131071))
-def test_infinity_nan_and_zeros_stay_in_their_rows(hidden, dtype, implementation, gpu, rng):
-    x, weight = inputs(rng, Case(8, hidden, dtype, dtype, dtype, True))
-    # The last element too: where a row ends, loads differ.
-    x[1, rng.integers(hidden)], x[2, -1] = np.inf, -np.inf
-    x[3, rng.integers(hidden)], x[4, -1] = np.nan, np.nan
-    x[5] = 0
-    x[6] = -0.0
-    y, rstd = rms_norm(gpu.array(x), gpu.array(weight), return_rstd=True)
-    expected, expected_rstd = reference.rms_norm(x, weight)
-    reference.assert_close(gpu.host(y), expected, dtype)
-    reference.assert_close(gpu.host(rstd), expected_rstd, FLOAT32, "rstd")
-
-
-def test_zeros_without_eps_are_nan_as_zero_times_infinity_is(implementation, gpu):
-    y, rstd = rms_norm(gpu.array(np.zeros((3, 100), np.float32)), eps=0.0, return_rstd=True)
-    assert np.isnan(gpu.host(y)).all() and np.isposinf(gpu.host(rstd)).all()
-
-
-def test_an_output_beyond_its_type_is_infinite(implementation, gpu):
-    x, weight = np.ones((2, 40), np.float32), np.full(40, 1e6, np.float32)
-    weight[1::2] *= -1
-    y = gpu.host(rms_norm(gpu.array(x), gpu.array(weight), out_dtype="float16"))
-    np.testing.assert_array_equal(y, np.sign(weight) * np.full((2, 40), np.inf))
-
-
-@pytest.mark.parametrize("exponent", [-130, -60, -20, 40, 55])
-def test_tiny_and_huge_rows(exponent, implementation, gpu, rng):
-    # Squares of up to 2^126 are no overflow; those below the smallest number vanish beside eps.
-    for dtype in (FLOAT32, BFLOAT16):
-        x = (rng.standard_normal((6, 257)) * 2.0**exponent).astype(reference.NUMPY_TYPES[dtype])
-        y = gpu.host(rms_norm(gpu.array(x)))
-        reference.assert_close(y, reference.rms_norm(x)[0], dtype)
-
-
-def test_a_nan_in_the_weight_reaches_its_column_and_no_other(implementation, gpu, rng):
-    x, weight = inputs(rng, Case(8, 1000, BFLOAT16, BFLOAT16, BFLOAT16, False))
-    weight[[0, 500, 999]] = np.nan
-    y = rms_norm(gpu.array(x), gpu.array(weight))
-    reference.assert_close(gpu.host(y), reference.rms_norm(x, weight)[0], BFLOAT16)
-
-
-# ---- A row's bits do not depend on the others -----------------------------------------------------------------------
-
-
-def assert_rows_do_not_depend_on_each_other(call, gpu, rng, hidden, dtype, most=65536):
+@BOTH
+@pytest.mark.parametrize("case", REPEATED, ids=by_name)
+def test_a_hundred_runs_beside_other_work_have_the_same_bits(case, implementation, gpu):
     torch = gpu.module
-    probe, weight = inputs(rng, Case(1, hidden, dtype, dtype, dtype, False))
-    probe, weight = gpu.array(probe), gpu.array(weight)
-    alone = bits(gpu.host(call(probe, weight)))
-    for rows in (1, 2, 3, 7, 129, 1000, 4099, 65536):
-        if rows > most:
-            continue
-        x = torch.empty((rows, hidden), dtype=probe.dtype, device="cuda").normal_()
-        places = sorted({0, 1 % rows, rows // 2, rows - 1, int(rng.integers(rows))})
-        x[places] = probe
-        y = call(x, weight)
-        for place in places:
-            np.testing.assert_array_equal(bits(gpu.host(y[place])), alone[0], err_msg=f"row {place} of {rows}")
-        del x, y
+    given = {
+        name: torch.randn(calls.shape_of(case, name), device="cuda").to(gpu.dtype(dtype))
+        for name, dtype in calls.input_types(case).items()
+    }
+    first = calls.call(case, given)
+    assert set(first) == {"out", "dweight", "dbias"}
+    factor, side = torch.randn(4096, 4096, device="cuda").bfloat16(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    changed = torch.zeros(len(first), dtype=torch.int64, device="cuda")
+    for _ in range(100):
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                torch.mm(factor, factor)
+        found = calls.call(case, given)
+        changed += torch.stack([(gpu.integers(found[name]) != gpu.integers(first[name])).sum() for name in first])
+    torch.cuda.synchronize()
+    assert changed.tolist() == [0] * len(first), f"elements of {', '.join(first)} that differ, in a hundred runs"
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.symbol)
-@pytest.mark.parametrize("hidden", (1, 64, 129, 4096, 4097, 65536))
-def test_a_rows_bits_are_the_same_alone_and_among_many(hidden, dtype, implementation, gpu, rng):
-    assert_rows_do_not_depend_on_each_other(rms_norm, gpu, rng, hidden, dtype)
-
-
-@pytest.mark.parametrize("hidden", [hidden for hidden in EVERY_HIDDEN if hidden > 1])
-def test_a_rows_bits_are_the_same_alone_and_among_some_for_every_hidden_size(hidden, implementation, gpu, rng):
-    assert_rows_do_not_depend_on_each_other(rms_norm, gpu, rng, hidden, BFLOAT16, min(4099, (1 << 28) // hidden))
+# ---- Rows beyond 32 bits, and of several CTAs ------------------------------------------------------------------------
 
 
 def test_more_rows_than_a_32_bit_offset_reaches(implementation, gpu, rng):
@@ -268,9 +137,6 @@ def test_more_rows_than_a_32_bit_offset_reaches(implementation, gpu, rng):
         reference.assert_close(gpu.host(rstd[place : place + 1]), expected_rstd[None], FLOAT32, "rstd")
 
 
-# ---- Rows of several CTAs --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", (FLOAT32, BFLOAT16), ids=lambda dtype: dtype.symbol)
 @pytest.mark.parametrize("hidden", (65536, 65537, 131071, 262144, 1048576, 1048577, 3_000_001))
 def test_clusters_and_cooperative_grids_of_more_rows_than_are_resident(limited, hidden, dtype, gpu, rng):
@@ -280,7 +146,7 @@ def test_clusters_and_cooperative_grids_of_more_rows_than_are_resident(limited, 
     expected, expected_rstd = reference.rms_norm(x, weight)
     x_gpu, weight_gpu = gpu.array(x), gpu.array(weight)
     many = x_gpu.repeat(repeats, 1)
-    out = Guarded(tuple(many.shape), dtype, offset=int(rng.integers(4)))
+    out = Rig("rtc", gpu).guarded(tuple(many.shape), dtype, int(rng.integers(4)))
     y, rstd = call(many, weight_gpu, out.array, True)
     first = gpu.host(y[:distinct])
     reference.assert_close(first, expected, dtype)
@@ -303,163 +169,102 @@ def test_clusters_and_cooperative_grids_of_more_rows_than_are_resident(limited, 
 
 def test_the_bits_of_a_shared_row_do_not_depend_on_the_others(limited, gpu, rng):
     call, _ = limited
+    rig = Rig("rtc", gpu)
+    rig.call = lambda case, given: {"out": call(given["x"], given["weight"])}
     for hidden in (65536, 131071):
-        assert_rows_do_not_depend_on_each_other(call, gpu, rng, hidden, BFLOAT16, 4099)
+        a_rows_bits_are_the_same_alone_and_among_many(rig, hidden, "rms_norm", BFLOAT16, rng)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.symbol)
 @pytest.mark.parametrize("hidden", (1 << 20, (1 << 20) + 1, 5_000_011))
-def test_rows_of_a_million_and_more(hidden, dtype, implementation, gpu, rng):
-    x, weight = inputs(rng, Case(2, hidden, dtype, dtype, dtype, False))
-    out = Guarded(x.shape, dtype, 1)
-    y = rms_norm(gpu.array(x), gpu.array(weight), out=out.array)
-    reference.assert_close(gpu.host(y), reference.rms_norm(x, weight)[0], dtype)
-    out.assert_intact_around()
+def test_rows_of_a_million_and_more(hidden, dtype, rig, rng):
+    hold([rig], Case(2, hidden, dtype, dtype, dtype), rng, ((0, 0, 1, 1),))
 
 
-# ---- What frameworks promise ----------------------------------------------------------------------------------------
+def test_amax_of_many_rows_and_ctas_is_the_largest_magnitude(implementation, gpu):
+    torch = gpu.module
+    for rows, hidden in ((20_000, 64), (3000, 4096), (300, 65536)):
+        x = torch.randn(rows, hidden, device="cuda").bfloat16()
+        amax = torch.zeros((), device="cuda")
+        y = transformer_rtc.layer_norm(x, out_dtype=torch.float32)
+        transformer_rtc.layer_norm(x, out_dtype=torch.float8_e4m3fn, amax=amax)
+        torch.testing.assert_close(amax, y.abs().max(), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("framework", ["torch", "cupy", "numpy"])
-def test_an_output_of_the_caller_is_returned_and_filled(framework, implementation, rng):
-    kind = FRAMEWORKS[framework]()
-    for out_type in FLOATS:
-        x, weight = inputs(rng, Case(6, 1001, FLOAT16, FLOAT16, out_type, False))
-        out = kind.array(np.full(x.shape, np.nan, reference.NUMPY_TYPES[out_type]))
-        assert rms_norm(kind.array(x), kind.array(weight), out=out) is out
-        reference.assert_close(kind.host(out), reference.rms_norm(x, weight)[0], out_type)
+# ---- Graphs and streams ----------------------------------------------------------------------------------------------
+
+CAPTURED = [
+    case_of(operator, 300, hidden, BFLOAT16, rstd=True)
+    for operator in ("layer_norm", "add_rms_norm", *BACKWARD)
+    for hidden in (64, 4096, 65536)
+]
 
 
-def test_numpy_outputs_with_strides_change_nothing_around_them(implementation, rng):
-    x, weight = inputs(rng, Case(1, 100, FLOAT32, FLOAT32, FLOAT32, False), (5, 6))
-    memory = np.full((5, 9, 111), np.nan, np.float32)
-    for place in ((slice(None), slice(2, 8), slice(7, 107)), (slice(None, None, -1), slice(1, 7), slice(3, 103))):
-        memory.fill(np.nan)
-        out = memory[place]
-        assert rms_norm(x, weight, out=out) is out
-        reference.assert_close(out, reference.rms_norm(x, weight)[0], FLOAT32)
-        out.fill(np.nan)
-        assert np.isnan(memory).all()
-    # In place inside packed rows: numpy's memory is mirrored as it lies.
-    packed = np.concatenate([x, x + 1], axis=1)
-    before = packed.copy()
-    rms_norm(packed[:, :6], weight, out=packed[:, :6])
-    reference.assert_close(packed[:, :6], reference.rms_norm(before[:, :6], weight)[0], FLOAT32)
-    np.testing.assert_array_equal(packed[:, 6:], before[:, 6:])
-
-
-def test_numpy_overlap_and_read_only_outputs_are_refused():
-    memory = np.zeros((5, 100), np.float32)
-    with pytest.raises(ArgumentError, match="out must be x itself or not overlap it"):
-        rms_norm(memory[:4], out=memory[1:])
-    out = np.zeros((5, 100), np.float32)
-    out.flags.writeable = False
-    with pytest.raises(ArgumentError, match="out is read-only"):
-        rms_norm(memory, out=out)
-    with pytest.raises(ArgumentError, match="x must have at least one dimension"):
-        rms_norm(np.ones((), np.float32))
-
-
-def test_torch_tensors_of_the_host_come_back_to_the_host(torch, implementation, rng):
-    for dtype in FLOATS:
-        x, _ = inputs(rng, Case(4, 77, dtype, None, dtype, False))
-        tensor = torch.from_numpy(bits(x)).view(getattr(torch, dtype.name))
-        y = rms_norm(tensor)
-        assert y.device.type == "cpu" and y.dtype == tensor.dtype
-        numpy_bits = y.view(torch.int32 if dtype is FLOAT32 else torch.int16).numpy()
-        reference.assert_close(numpy_bits.view(x.dtype), reference.rms_norm(x)[0], dtype)
-        with pytest.raises(ArgumentError, match="weight must be on the host"):
-            rms_norm(tensor, torch.ones(77, dtype=tensor.dtype, device="cuda"))
-        with pytest.raises(ArgumentError, match="weight must be on the GPU"):
-            rms_norm(tensor.cuda(), torch.ones(77, dtype=tensor.dtype))
-
-
-def test_a_gpu_tensor_that_requires_grad_is_refused_only_while_grad_mode_is_on(torch):
-    x, weight = torch.ones(4, 64, device="cuda"), torch.nn.Parameter(torch.ones(64, device="cuda"))
-    with pytest.raises(ArgumentError, match=r"^rms_norm: weight requires grad.*torch.no_grad"):
-        rms_norm(x, weight)
-    with torch.no_grad():
-        assert rms_norm(x, weight).shape == x.shape
-    assert rms_norm(x, weight.detach()).shape == x.shape
-
-
-def test_gpu_tensors_that_cannot_be_viewed_are_refused(torch):
-    class Mine(torch.Tensor):
-        pass
-
-    x = torch.ones(4, 64, device="cuda")
-    bad = {
-        "subclass": x.as_subclass(Mine),
-        "must be one of": x.double(),
-        "must be contiguous in its last dimension": x[:, ::2],
-        "two strides": torch.ones(3, 4, 5, 64, device="cuda")[::2, ::2, ::2],
-        "at least one dimension": x[0, 0],
-    }
-    for message, array in bad.items():
-        with pytest.raises(ArgumentError, match=message):
-            rms_norm(array)
-    for message, out in {"overlap": x[:3], "overlap each other": x[:1].expand(3, 64)}.items():
-        with pytest.raises(ArgumentError, match=message):
-            rms_norm(x[1:], out=out)
-    with pytest.raises(ArgumentError, match="same framework"):
-        rms_norm(x, np.ones(64, np.float32))
-
-
-def test_jax_refuses_out_and_tracers_and_keeps_inputs_alive(rng):
-    kind = FRAMEWORKS["jax"]()
-    jax = kind.module
-    x, weight = inputs(rng, Case(64, 4096, BFLOAT16, BFLOAT16, BFLOAT16, False))
-    with pytest.raises(ArgumentError, match="out is a JAX array, and those are immutable"):
-        rms_norm(kind.array(x), out=kind.array(x))
-    with pytest.raises(ArgumentError, match="x is a JAX tracer"):
-        jax.jit(rms_norm)(kind.array(x))
-    # Inputs that nobody holds, and outputs that feed the next call and JAX's own work.
-    expected = x
-    y = kind.array(x)
-    for _ in range(10):
-        y = rms_norm(y * 1, kind.array(weight))
-    for _ in range(10):
-        expected = rms_norm(expected, weight)
-    np.testing.assert_array_equal(bits(kind.host(y)), bits(expected))
-
-
-def test_a_jax_array_of_the_host_comes_back_to_the_host(rng):
-    jax = FRAMEWORKS["jax"]().module
-    x, weight = inputs(rng, Case(6, 1000, BFLOAT16, BFLOAT16, BFLOAT16, False))
-    cpu = jax.local_devices(backend="cpu")[0]
-    y = rms_norm(jax.device_put(x, cpu), jax.device_put(weight, cpu))
-    assert y.devices() == {cpu}
-    np.testing.assert_array_equal(bits(np.asarray(y)), bits(rms_norm(x, weight)))
-
-
-def test_an_array_of_another_framework_comes_back_as_our_own(torch, rng):
-    x, _ = inputs(rng, Case(6, 1000, FLOAT32, None, FLOAT32, False))
-    tensor = torch.from_numpy(x).cuda()
+@BOTH
+@pytest.mark.parametrize("case", CAPTURED, ids=by_name)
+def test_a_captured_graph_replays_with_new_inputs(case, rig, gpu, rng):
+    torch = gpu.module
+    arrays = rig.on_device(calls.make_inputs(rng, case))
+    calls.call(case, arrays)  # compiles and loads, which a capture must not
     torch.cuda.synchronize()
-    interface = type("Other", (), {"__cuda_array_interface__": tensor.__cuda_array_interface__})()
-    dlpack = type(
-        "Other",
-        (),
-        {
-            "__dlpack__": lambda self, **options: tensor.__dlpack__(**options),
-            "__dlpack_device__": lambda self: tensor.__dlpack_device__(),
-        },
-    )()
-    for other in (interface, dlpack):
-        y, rstd = rms_norm(other, return_rstd=True)
-        assert (type(y).__name__, y.shape, y.dtype, rstd.shape) == ("DeviceArray", (6, 1000), "float32", (6,))
-        back = torch.from_dlpack(y)
-        assert back.device.type == "cuda"
-        reference.assert_close(back.cpu().numpy(), reference.rms_norm(x)[0], FLOAT32)
-    with pytest.raises(ArgumentError, match="an address is no device memory"):
-        bad = {**tensor.__cuda_array_interface__, "data": (x.ctypes.data, False)}
-        rms_norm(type("Other", (), {"__cuda_array_interface__": bad})())
+    graph = torch.cuda.CUDAGraph()
+    with capture(graph):
+        captured = calls.call(case, arrays)
+    for _ in range(3):
+        given = calls.make_inputs(rng, case)
+        for name, host in given.items():
+            arrays[name].copy_(gpu.array(host))
+        for array in captured.values():
+            array.fill_(float("nan"))
+        # Twice in a row: what a launch leaves in a workspace must not reach the next one.
+        graph.replay()
+        graph.replay()
+        torch.cuda.synchronize()
+        found, expected = rig.on_host(captured), rig.on_host(calls.call(case, arrays))
+        assert_same_bits(found, expected, "replayed")
+        calls.hold_within(case, found, calls.expect(case, given))
 
 
-def test_a_cupy_stream_and_memory_pool_are_used(rng):
-    kind = FRAMEWORKS["cupy"]()
-    x, _ = inputs(rng, Case(6, 1000, FLOAT32, None, FLOAT32, False))
-    x = kind.array(x)
-    used = kind.module.get_default_memory_pool().used_bytes()
-    y = rms_norm(x)
-    assert kind.module.get_default_memory_pool().used_bytes() >= used + y.nbytes
+@pytest.fixture
+def delay(manager):
+    """Return a call that keeps a stream busy for about a tenth of a second."""
+    text = (
+        'extern "C" __global__ void delay(Params params) {\n  const long long start = clock64();\n'
+        "  while (clock64() - start < params.cycles) {}\n}"
+    )
+    kernel = manager.compile(text, "delay", (Field("cycles", "int64"),), 0)
+    return lambda stream: kernel.launch_plain((1, 1, 1), (1, 1, 1), {"cycles": 200_000_000}, stream)
+
+
+@pytest.mark.parametrize("explicit", [True, False], ids=["given", "current"])
+@pytest.mark.parametrize("case", CAPTURED[1::3], ids=by_name)
+def test_all_launches_of_a_call_are_on_its_stream(case, explicit, gpu, rng, delay):
+    torch, rig = gpu.module, Rig("rtc", gpu)
+    arrays = rig.on_device(calls.make_inputs(rng, case))
+    expected = rig.on_host(calls.call(case, arrays))
+    x = arrays["x"].clone()
+    arrays["x"].fill_(float("nan"))  # who reads it too early sees that
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        delay(side.cuda_stream)
+        arrays["x"].copy_(x)
+        if not explicit:
+            found = calls.call(case, arrays)
+    if explicit:
+        found = calls.call(case, arrays, stream=side)
+    assert not side.query(), "the producer was too fast to show anything"
+    side.synchronize()
+    assert_same_bits(rig.on_host(found), expected, "on another stream")
+
+
+@pytest.mark.parametrize("operator", NORMS)
+def test_a_margin_of_the_whole_device_is_refused(operator, rig, gpu, rng):
+    count = gpu.module.cuda.get_device_properties(0).multi_processor_count
+    case = case_of(operator, 3, 64, BFLOAT16, rstd=True)
+    arrays = rig.on_device(calls.make_inputs(rng, case))
+    for margin in (count, count + 1, 1 << 70):
+        with pytest.raises(ArgumentError, match=f"sm_margin must leave at least one of {count} multiprocessors"):
+            calls.call(case._replace(margin=margin), arrays)
+    with pytest.raises(ArgumentError, match="sm_margin must be a non-negative integer; it is -1"):
+        calls.call(case._replace(margin=-1), arrays)

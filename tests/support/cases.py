@@ -27,56 +27,33 @@ FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
 FORWARD = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add")
 BACKWARD = ("rms_norm_backward", "layer_norm_backward")
+NORMS = (*FORWARD, *BACKWARD)  # a test holds them to be all of the family
 FAMILY = operators()["rms_norm"].family
 DELAYED = ("scale", "amax", "scale_inv")  # TransformerEngine's
 BY_ROW = ("row_scale",)
 
 
 class Case(NamedTuple):
-    """A call of an operator, but for its values.
+    """A call of an operator, but for its values. A type of None: there is no such array, or it is not asked for."""
 
-    Attributes
-    ----------
-    rows, hidden : int
-        Where there are heads, rows are tokens * heads.
-    x, weight, bias, residual, dy : DType or None
-        Of the inputs; None: there is none. residual is the dresidual of a backward operator.
-    out, dweight, dbias : DType or None
-        Of the results; None: it is not asked for.
-    mean, rstd : bool
-        Whether they are returned, or, to a backward operator, given.
-    operator : str
-        The operator's name.
-    scaling : tuple of str
-        Those of ``"scale"``, ``"amax"`` and ``"scale_inv"`` that are given, or ``"row_scale"``.
-    heads : int
-        With a weight and bias of their own; 0: all rows have the same.
-    margin : int
-        Multiprocessors to leave free.
-    weight_offset : float
-        Added to the weight.
-    label : str
-        What the case stands for.
-    """
-
-    rows: int
+    rows: int  # where there are heads, tokens * heads
     hidden: int
     x: DType
     weight: DType | None
     out: DType | None
-    rstd: bool = False
+    rstd: bool = False  # whether it is returned, or, to a backward operator, given
     operator: str = "rms_norm"
     bias: DType | None = None
-    residual: DType | None = None
+    residual: DType | None = None  # the dresidual of a backward operator
     dy: DType | None = None
     dweight: DType | None = None
     dbias: DType | None = None
     mean: bool = False
-    scaling: tuple[str, ...] = ()
-    heads: int = 0
-    margin: int = 0
+    scaling: tuple[str, ...] = ()  # those of DELAYED that are given, or BY_ROW
+    heads: int = 0  # with a weight and bias of their own; 0: all rows have the same
+    margin: int = 0  # multiprocessors to leave free
     weight_offset: float = 0.0
-    label: str = ""
+    label: str = ""  # what the case stands for
 
     @property
     def backward(self) -> bool:
@@ -219,7 +196,6 @@ HIDDEN = (
     *(768, 896, 1000, 1021, 1024, 1152, 1600, 2048, 2304, 2560, 3072, 3584, 4096, 4097, 5120, 6144, 7168, 8192),
     *(12288, 14336, 16384, 16385, 16411, 32768, 50257, 65536, 131071, 262144, 1048576, 1048577),
 )
-COMBINATIONS = tuple(itertools.product(FLOATS, (*FLOATS, None), FLOATS, (False, True)))
 _ROWS = (1, 2, 3, 37, 130, 517)
 _MOST_ELEMENTS = 1 << 21
 
@@ -267,18 +243,16 @@ def scaled_rows() -> Iterator[tuple[norm_configurations._Entry, Case]]:
                 )  # fmt: skip
 
 
-def _drawn(hidden: int, number: int) -> Case:
-    """Draw an operator, types and options: always the same ones."""
-    drawn = random.Random(f"{hidden} {number}")
+def draw(hidden: int, backward: bool, drawn: random.Random) -> Case:
+    """Draw an operator, types and options."""
 
     def any_of(choices: Sequence[Any]) -> Any:
-        return choices[drawn.randrange(len(choices))]
+        return choices[int(drawn.random() * len(choices))]
 
     def perhaps() -> bool:
         return drawn.random() < 0.5
 
-    operator = any_of(FORWARD if number % 2 == 0 else BACKWARD)
-    heads = any_of((0, 0, 1, 3))
+    operator, heads = any_of(BACKWARD if backward else FORWARD), any_of((0, 0, 1, 3))
     rows = max(1, min(any_of(_ROWS), _MOST_ELEMENTS // hidden) // max(1, heads)) * max(1, heads)
     x, weight = any_of(FLOATS), any_of((*FLOATS, None))
     case = Case(
@@ -297,11 +271,8 @@ def _drawn(hidden: int, number: int) -> Case:
             # Heads are those of a weight; the sums have none without one.
             heads=heads if weight else 0,
         )
-    out = any_of(FLOATS if case.adds == "after" else (*FLOATS, *FLOAT8, INT8))
-    scaling: tuple[str, ...] = ()
-    if out in FLOAT8:
-        scaling = any_of(((), ("scale",), ("amax",), ("scale", "scale_inv"), DELAYED, BY_ROW))
-    bias = any_of((*FLOATS, None))
+    out, bias = any_of(FLOATS if case.adds == "after" else (*FLOATS, *FLOAT8, INT8)), any_of((*FLOATS, None))
+    scaling = any_of(((), ("scale",), ("amax",), ("scale", "scale_inv"), DELAYED, BY_ROW)) if out in FLOAT8 else ()
     return case._replace(
         out=out,
         bias=bias,
@@ -325,7 +296,7 @@ def features(case: Case) -> set[tuple[Any, ...]]:
     return found
 
 
-_DRAWS = 120  # of each size
+_PATIENCE = 60  # so many draws in a row that show nothing new end those of a size
 
 
 def _others() -> Iterator[Case]:
@@ -335,13 +306,17 @@ def _others() -> Iterator[Case]:
     """
     tried: set[tuple[Any, ...]] = set()
     for hidden in HIDDEN:
-        for number in range(_DRAWS):
-            case = _drawn(hidden, number)
-            new = {(layout_of(case, ARCHITECTURES[90]), *feature) for feature in features(case)}
-            statistics = case.backward and case.rstd
-            new |= {(layout_of(case, ARCHITECTURES[80]), "operator", case.operator, statistics)}
-            new -= tried
-            if new or number < 2:
+        drawn, last = random.Random(hidden), 0  # always the same cases
+        for number in itertools.count():
+            if number - last >= _PATIENCE:
+                break
+            case = draw(hidden, number % 2 == 1, drawn)
+            layout = layout_of(case, ARCHITECTURES[90])
+            new = {(layout, *feature) for feature in features(case)}
+            new.add((layout_of(case, ARCHITECTURES[80]), "operator", case.operator, case.backward and case.rstd))
+            if not new <= tried:
+                last = number
+            if number < 2 or last == number:
                 tried |= new
                 yield case
 

@@ -1,7 +1,8 @@
-"""Arrays of each framework on the GPU: from numpy and back, bit by bit."""
+"""Arrays of each framework: from numpy and back, bit by bit, and with memory around them that must not change."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from reference import NUMPY_TYPES, random_rows, random_weight
 
 from transformer_rtc.spec import DType
 
-_BITS = {1: np.int8, 2: np.int16, 4: np.int32}
+BITS = {1: np.int8, 2: np.int16, 4: np.int32}
 
 
 def bits(host: np.ndarray) -> np.ndarray:
     """Return elements as integers, so that NaN and the sign of zero count."""
-    return np.ascontiguousarray(host).view(_BITS[host.itemsize])
+    return np.ascontiguousarray(host).view(BITS[host.itemsize])
 
 
 def inputs(
@@ -39,7 +40,10 @@ def capture(graph: Any, **options: Any) -> Any:
 
 
 class Framework:
+    """numpy, and what others do otherwise."""
+
     name = "numpy"
+    reverses = True  # whether an array may have negative strides
 
     def dtype(self, dtype: DType) -> Any:
         return NUMPY_TYPES[dtype]
@@ -51,9 +55,32 @@ class Framework:
         assert type(array) is np.ndarray
         return array
 
+    def is_dense(self, array: Any) -> bool:
+        return array.flags.c_contiguous
+
+    def rows(self, rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
+        """Return rows of random numbers."""
+        return random_rows(rng, shape, dtype)
+
+    def of_ones(self, elements: int, itemsize: int) -> Any:
+        """Return integers of which all bits are set, from an address on that is aligned to 512 bytes."""
+        memory = np.full(elements + 512 // itemsize, -1, BITS[itemsize])
+        return memory[-memory.ctypes.data % 512 // itemsize :]
+
+    def strided(self, flat: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> Any:
+        """Return a view of an array of one dimension; strides are in elements."""
+        plain = flat.view(BITS[flat.itemsize])  # as_strided does not know every type
+        bytes_apart = [stride * flat.itemsize for stride in strides]
+        return np.lib.stride_tricks.as_strided(plain[start:], shape, bytes_apart).view(flat.dtype)
+
+    def changed(self, memory: Any) -> Any:
+        """Return where not all bits are set."""
+        return np.flatnonzero(memory != -1)
+
 
 class Torch(Framework):
     name = "torch"
+    reverses = False
 
     def __init__(self) -> None:
         self.module = pytest.importorskip("torch")
@@ -75,6 +102,24 @@ class Torch(Framework):
         """Return elements as integers, as `bits` does."""
         return array.view(getattr(self.module, f"int{8 * array.itemsize}"))
 
+    def is_dense(self, array: Any) -> bool:
+        return array.is_contiguous()
+
+    def rows(self, rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
+        generator = self.module.Generator("cuda").manual_seed(int(rng.integers(2**31)))
+        return self.module.empty(shape, dtype=self.dtype(dtype), device="cuda").normal_(generator=generator)
+
+    def of_ones(self, elements: int, itemsize: int) -> Any:
+        memory = self.module.full((elements,), -1, dtype=getattr(self.module, f"int{8 * itemsize}"), device="cuda")
+        assert memory.data_ptr() % 512 == 0
+        return memory
+
+    def strided(self, flat: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> Any:
+        return self.module.as_strided(flat, shape, strides, flat.storage_offset() + start)
+
+    def changed(self, memory: Any) -> Any:
+        return (memory != -1).nonzero().flatten().cpu().numpy()
+
 
 class Cupy(Framework):
     name = "cupy"
@@ -88,7 +133,7 @@ class Cupy(Framework):
     def host(self, array: Any) -> np.ndarray:
         assert type(array) is self.module.ndarray
         dtype = np.dtype(array.dtype)
-        return self.module.asnumpy(self.module.ascontiguousarray(array).view(_BITS[dtype.itemsize])).view(dtype)
+        return self.module.asnumpy(self.module.ascontiguousarray(array).view(BITS[dtype.itemsize])).view(dtype)
 
 
 class Jax(Framework):
@@ -112,40 +157,37 @@ FRAMEWORKS = {kind.name: kind for kind in (Torch, Cupy, Jax, Framework)}
 
 
 class Guarded:
-    """A torch tensor of NaN, of any strides and alignment, in memory that must not change around it.
+    """An array of NaN, of any strides and alignment, in memory that must not change around it.
 
-    Parameters
-    ----------
-    shape, strides : tuple of int
-        Strides in elements, row-major by default.
-    dtype : DType
-        Of the elements.
-    offset : int
-        Elements beyond an address that is aligned to 512 bytes.
+    Strides are in elements, row-major by default, and `offset` is elements beyond an address that is aligned to 512
+    bytes.
     """
 
     GUARD = 512  # elements on either side
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: DType, offset: int = 0, strides: tuple[int, ...] | None = None
+        self,
+        kind: Framework,
+        shape: tuple[int, ...],
+        dtype: DType,
+        offset: int = 0,
+        strides: tuple[int, ...] | None = None,
     ) -> None:
-        torch = pytest.importorskip("torch")
         if strides is None:
-            strides = tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
-        reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
-        integers = getattr(torch, f"int{8 * dtype.bytes}")
+            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        ways = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+        low, high = sum(min(0, way) for way in ways), sum(max(0, way) for way in ways)
         # All bits set is a NaN of every type that has one.
-        self._memory = torch.full((reach + offset + 2 * self.GUARD,), -1, dtype=integers, device="cuda")
-        assert self._memory.data_ptr() % 512 == 0
-        self._bits = torch.as_strided(self._memory, shape, strides, self.GUARD + offset)
-        self.array = self._bits.view(getattr(torch, dtype.name))
+        self._kind, self._memory = kind, kind.of_ones(high - low + 1 + offset + 2 * self.GUARD, dtype.bytes)
+        self._bits = kind.strided(self._memory, shape, strides, self.GUARD + offset - low)
+        self.array = self._bits.view(kind.dtype(dtype))
 
-    def fill(self, values: Any) -> Guarded:
-        self.array.copy_(values)
+    def fill(self, host: np.ndarray) -> Guarded:
+        self._bits[...] = self._kind.array(bits(host).reshape(host.shape))
         return self
 
     def assert_intact_around(self) -> None:
-        """Check every byte that is not the tensor's; what the tensor held is lost."""
-        self._bits.fill_(-1)
-        changed = (self._memory != -1).nonzero().flatten().tolist()
-        assert not changed, f"elements {changed[:8]} around the output were written, {len(changed)} in all"
+        """Check every byte that is not the array's; what the array held is lost."""
+        self._bits[...] = -1
+        changed = self._kind.changed(self._memory)
+        assert changed.size == 0, f"elements {changed[:8]} around the array were written, {changed.size} in all"

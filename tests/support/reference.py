@@ -84,7 +84,8 @@ class Expected:
         """The largest magnitude of each row."""
         size = np.abs(self.value)
         value = size.max(axis=-1)
-        above, below = (size + self.bound).max(axis=-1) - value, value - (size - self.bound).max(axis=-1)
+        with np.errstate(invalid="ignore"):
+            above, below = (size + self.bound).max(axis=-1) - value, value - (size - self.bound).max(axis=-1)
         return Expected(value, np.maximum(above, below))
 
 

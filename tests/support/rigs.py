@@ -1,104 +1,97 @@
-"""What the tests of the simulated kernels share: devices, arrays with guards around them, and cases on both."""
+"""Where a check of the norm family runs: an implementation and a kind of arrays, and cases on arrays of any layout.
+
+The same checks run in the simulator, on numpy's arrays, and on a GPU, on torch's tensors.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import calls
 import numpy as np
 import pytest
-import reference
 from cases import FAMILY, Case
+from frameworks import Framework, Guarded, bits
 
-from transformer_rtc import KernelManager, SimulatedDevice, dispatch, using
+import transformer_rtc
+from transformer_rtc import SimulatedDevice, dispatch, launch, using
 from transformer_rtc.ops import norms
 from transformer_rtc.ops.norm_configurations import NormConfig
-from transformer_rtc.ops.norm_general import GeneralSpec
 from transformer_rtc.ops.norm_kernels import BackwardSpec, ForwardSpec
-from transformer_rtc.spec import ARCHITECTURES, DType, Target
+from transformer_rtc.spec import ARCHITECTURES, DType
 
 EVERY_ARCHITECTURE = tuple(ARCHITECTURES)
 WITH_CLUSTERS = tuple(architecture for architecture, limits in ARCHITECTURES.items() if limits.max_cluster_size > 1)
 WITHOUT_CLUSTERS = tuple(architecture for architecture in ARCHITECTURES if architecture not in WITH_CLUSTERS)
-BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+EVERY_ORDER = ("first_in", "last_in", "random")
 # What a row gives whatever the other rows are.
 OF_ROWS = ("out", "residual_out", "mean", "rstd", "row_scale")
 
 
-def devices(architecture: int, seeds: Sequence[int] = (1,), **options: Any) -> tuple[SimulatedDevice, ...]:
-    """Return the gate, which checks every access, and what numbers are tried with besides."""
+class Rig:
+    """An implementation, and the kind of arrays that it is given."""
+
+    def __init__(self, implementation: str | SimulatedDevice, arrays: Framework | None = None) -> None:
+        self.implementation, self.arrays = implementation, arrays or Framework()
+
+    def __repr__(self) -> str:
+        return f"{self.implementation!r} on {self.arrays.name}"
+
+    @property
+    def simulated(self) -> bool:
+        return isinstance(self.implementation, SimulatedDevice)
+
+    @property
+    def multiprocessors(self) -> int:
+        return self.implementation.multiprocessors if self.simulated else launch.multiprocessors(0)
+
+    def guarded(self, *arguments: Any) -> Guarded:
+        return Guarded(self.arrays, *arguments)
+
+    def call(self, case: Case, given: Mapping[str, Any], outputs: Any = None, **options: Any) -> dict[str, Any]:
+        """Call a case's operator with arrays of this rig."""
+        with using(self.implementation):
+            return calls.call(case, given, outputs, **options)
+
+    def on_device(self, given: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        return {name: self.arrays.array(host) for name, host in given.items()}
+
+    def on_host(self, results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {name: self.arrays.host(array) for name, array in results.items()}
+
+    def __call__(self, operator: str, *given: Any, **options: Any) -> Any:
+        """Call an operator with arrays of the host; return its results there."""
+        given = tuple(self.arrays.array(one) if isinstance(one, np.ndarray) else one for one in given)
+        options = {key: self.arrays.array(one) if isinstance(one, np.ndarray) else one for key, one in options.items()}
+        with using(self.implementation):
+            results = getattr(transformer_rtc, operator)(*given, **options)
+        if not isinstance(results, tuple):
+            return self.arrays.host(results)
+        return tuple(map(self.arrays.host, results))
+
+
+def simulated(
+    architecture: int = 90, orders: Sequence[str] = ("first_in",), seeds: Sequence[int] = (1,), **options: Any
+) -> tuple[Rig, ...]:
+    """Return the simulator in checked mode, once for each order of threads: they share what is compiled."""
     if options.get("static"):
         architecture = 90  # general kernels are the same text for each, and take seconds to compile
-    return (
-        SimulatedDevice(architecture, checked=True, **options),
-        SimulatedDevice(architecture, order="last_in", **options),
-        *(SimulatedDevice(architecture, order="random", seed=seed, **options) for seed in seeds),
+    options = {"checked": True, **options}
+    return tuple(
+        Rig(SimulatedDevice(architecture, order=order, seed=seed, **options))
+        for order in orders
+        for seed in (seeds if order == "random" else (0,))
     )
 
 
-def compile_together(kernels: KernelManager, stages: Sequence[tuple[Any, Any]], architecture: int) -> None:
-    """Compile both modes at once, on two cores."""
-    targets = [Target(architecture, mode) for mode in ("checked", "fast")]
-    with ThreadPoolExecutor(len(targets)) as pool:
-        list(pool.map(lambda pair: kernels.image(pair[0][0], pair[1]), itertools.product(stages, targets)))
-
-
-def bits(array: np.ndarray) -> np.ndarray:
-    """Return elements as integers, so that NaN and the sign of zero count."""
-    return np.ascontiguousarray(array).view(BITS[array.itemsize])
-
-
-def assert_same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], what: str) -> None:
+def assert_same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], what: str = "") -> None:
     assert found.keys() == expected.keys()
     for name, array in found.items():
         np.testing.assert_array_equal(bits(array), bits(expected[name]), err_msg=f"{name}: {what}")
-
-
-class Guarded:
-    """An array of NaN, of any strides and alignment, in memory that must not change around it.
-
-    Parameters
-    ----------
-    shape, strides : tuple of int
-        Strides in elements, row-major by default.
-    dtype : DType
-        Of the elements.
-    offset : int
-        Elements beyond an address that is aligned to 256 bytes.
-    """
-
-    GUARD = 256  # elements on either side
-
-    def __init__(
-        self, shape: tuple[int, ...], dtype: DType, offset: int = 0, strides: tuple[int, ...] | None = None
-    ) -> None:
-        if strides is None:
-            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        ways = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-        low, high = sum(min(0, way) for way in ways), sum(max(0, way) for way in ways)
-        # All bits set is a NaN of every type that has one.
-        memory = np.full(high - low + 1 + offset + 2 * self.GUARD + 256 // dtype.bytes, -1, f"i{dtype.bytes}")
-        to_aligned = -memory.ctypes.data % 256 // dtype.bytes
-        start = memory[to_aligned + self.GUARD + offset - low :]
-        self._memory = memory
-        self._bits = np.lib.stride_tricks.as_strided(start, shape, [stride * dtype.bytes for stride in strides])
-        self.array = self._bits.view(reference.NUMPY_TYPES[dtype])
-
-    def fill(self, values: np.ndarray) -> Guarded:
-        self._bits[...] = bits(values).view(self._bits.dtype).reshape(values.shape)
-        return self
-
-    def assert_intact_around(self) -> None:
-        """Check every byte that is not the array's; what the array held is lost."""
-        self._bits[...] = -1
-        changed = np.flatnonzero(self._memory != -1)
-        assert changed.size == 0, f"elements {changed[:8]} around the array were written, {changed.size} in all"
 
 
 # Offsets in elements of arrays of rows, of columns and of outputs, and elements that pad their rows to a multiple.
@@ -107,15 +100,15 @@ MISALIGNED = (1, 3, 5, 1)
 SECOND_MISALIGNED = (0, 0, 16, 16)  # only the second output
 
 
-def _placed(case: Case, dtype: DType, layout: tuple[int, ...], offset: int) -> Guarded:
+def _placed(rig: Rig, case: Case, dtype: DType, layout: tuple[int, ...], offset: int) -> Guarded:
     """Return memory for an array of rows: padded, and heads farther apart than rows are."""
     stride = -(-case.hidden // layout[-1]) * layout[-1]
     strides = (stride, 1) if case.heads == 0 else (case.heads * stride + 2 * layout[-1], stride, 1)
-    return Guarded(case.shape, dtype, offset, strides)
+    return rig.guarded(case.shape, dtype, offset, strides)
 
 
 def run(
-    device: SimulatedDevice,
+    rig: Rig,
     case: Case,
     given: Mapping[str, np.ndarray],
     layout: tuple[int, ...] = ALIGNED,
@@ -127,33 +120,33 @@ def run(
     there: dict[str, Guarded] = {}
     for number, (name, dtype) in enumerate(calls.input_types(case).items()):
         if given[name].shape == case.shape:
-            there[name] = _placed(case, dtype, layout, of_rows and of_rows + number)
+            there[name] = _placed(rig, case, dtype, layout, of_rows and of_rows + number)
         else:
-            there[name] = Guarded(given[name].shape, dtype, of_columns and of_columns + number)
+            there[name] = rig.guarded(given[name].shape, dtype, of_columns and of_columns + number)
         there[name].fill(given[name])
-    made = {}
+    made: dict[str, Guarded] = {}
     for name, dtype in calls.result_types(case).items():
         if name in in_place:
             made[name] = there[in_place[name]]
         elif name in ("out", "residual_out"):
-            made[name] = _placed(case, dtype, layout, of_outputs and of_outputs + len(made))
+            made[name] = _placed(rig, case, dtype, layout, of_outputs and of_outputs + len(made))
         elif name in ("amax", "scale_inv"):
-            made[name] = Guarded((1,), dtype, of_outputs).fill(np.full(1, calls.BEFORE, np.float32))
-    with using(device):
-        results = calls.call(
-            case,
-            {name: place.array for name, place in there.items()},
-            {name: place.array for name, place in made.items()},
-        )
+            made[name] = rig.guarded((1,), dtype, of_outputs).fill(np.full(1, calls.BEFORE, np.float32))
+    results = rig.call(
+        case,
+        {name: place.array for name, place in there.items()},
+        {name: place.array for name, place in made.items()},
+    )
     for name, place in made.items():
         assert results[name] is place.array, name
-    results = {name: array.copy() for name, array in results.items()}
+    found = {name: array.copy() for name, array in rig.on_host(results).items()}
     for name, place in there.items():
         if name not in in_place.values():
-            np.testing.assert_array_equal(bits(place.array), bits(given[name]), err_msg=f"{device}: {name} was changed")
+            host = rig.arrays.host(place.array)
+            np.testing.assert_array_equal(bits(host), bits(given[name]), err_msg=f"{rig}: {name} was changed")
     for place in {id(place): place for place in (*there.values(), *made.values())}.values():
         place.assert_intact_around()
-    return results
+    return found
 
 
 def rows_of(case: Case, given: Mapping[str, np.ndarray], keep: slice) -> tuple[Case, dict[str, np.ndarray]]:
@@ -165,19 +158,19 @@ def rows_of(case: Case, given: Mapping[str, np.ndarray], keep: slice) -> tuple[C
 
 
 def hold(
-    on: Sequence[SimulatedDevice],
+    on: Sequence[Rig],
     case: Case,
     rng: np.random.Generator,
     layouts: Sequence[tuple[int, ...]] = (MISALIGNED,),
     given: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Hold a case to the bound of float64 on the first device, and every other device and layout to the same bits."""
+    """Hold a case to the bound of float64 on the first rig, and every other rig and layout to the same bits."""
     given = given or calls.make_inputs(rng, case)
     first: dict[str, np.ndarray] = {}
-    for device, layout in itertools.product(on, layouts):
-        results = run(device, case, given, layout)
+    for rig, layout in itertools.product(on, layouts):
+        results = run(rig, case, given, layout)
         if first:
-            assert_same_bits(results, first, f"{device!r}, layout {layout}")
+            assert_same_bits(results, first, f"{rig}, layout {layout}")
         else:
             calls.hold_within(case, results, calls.expect(case, given))
             first = results
@@ -188,6 +181,9 @@ def hold(
         {name: alone[name] for name in same}, {name: first[name][-1:] for name in same}, "the last row alone"
     )
     return first
+
+
+# ---- Configurations ------------------------------------------------------------------------------------------------
 
 
 def reconfigured(stages: Sequence[tuple[Any, Any]], config: NormConfig) -> tuple[tuple[Any, Any], ...]:
@@ -201,14 +197,13 @@ def reconfigured(stages: Sequence[tuple[Any, Any]], config: NormConfig) -> tuple
     return tuple(found)
 
 
-class Configured:
-    """The family of norms with one configuration; None: with the general kernels, each compiled alone."""
+class Renamed:
+    """The family of norms, for an operator of another name."""
 
-    name = FAMILY.name
+    name, static_program = FAMILY.name, FAMILY.static_program
 
-    def __init__(self, config: NormConfig | None, operator: str) -> None:
-        self.config, self.operator = config, operator
-        self.static_program = FAMILY.static_program
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
 
     def check(self, request):
         FAMILY.check(request._replace(operator=self.operator))
@@ -217,14 +212,23 @@ class Configured:
         return FAMILY.static(request._replace(operator=self.operator))
 
     def specialise(self, request, limits):
-        if self.config is None:
-            return tuple((GeneralSpec.of(kernel.symbol, request), rule) for kernel, rule in self.static(request))
+        return FAMILY.specialise(request._replace(operator=self.operator), limits)
+
+
+class Configured(Renamed):
+    """The family of norms with one configuration."""
+
+    def __init__(self, config: NormConfig, operator: str) -> None:
+        super().__init__(operator)
+        self.config = config
+
+    def specialise(self, request, limits):
         assert limits.max_ctas_per_row >= self.config.ctas_per_row, "the device cannot hold a row's CTAs together"
-        return reconfigured(FAMILY.specialise(request._replace(operator=self.operator), limits), self.config)
+        return reconfigured(super().specialise(request, limits), self.config)
 
 
 @contextlib.contextmanager
-def configured(operator: str, config: NormConfig | None) -> Iterator[None]:
+def configured(operator: str, config: NormConfig) -> Iterator[None]:
     """Have an operator divide its rows by one configuration."""
     name = f"{operator}_configured"
     made = dispatch.Operator(name, Configured(config, operator), dispatch.operators()[operator].arguments)
