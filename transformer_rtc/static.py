@@ -36,7 +36,7 @@ class StaticImage(NamedTuple):
 
 
 def manifest() -> dict[str, object]:
-    """Return what the build wrote of its static kernels: compiler, seconds, files; empty where it made none."""
+    """Return what the build wrote of its static kernels: compiler, CPU seconds, files; empty where it made none."""
     try:
         with open(os.path.join(_FOLDER, "manifest.json"), encoding="utf-8") as file:
             found = json.load(file)

@@ -1,56 +1,131 @@
-"""Compile the general kernels into the package: build_static.py NATIVE_MODULE FOLDER. Run by CMake."""
+"""Compile the general kernels into the package. Run by CMake, before there is a native module.
+
+``plan FOLDER BUILT`` writes the programs, removes what was compiled from others, and prints the files of `FOLDER` that
+there are to be; ``compile FOLDER FILE`` makes one of them; ``manifest FOLDER`` tells of all.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import hashlib
 import json
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+# The package without its __init__: that needs what is not built yet.
+_package = ModuleType("transformer_rtc")
+_package.__path__ = [str(_PACKAGE)]
+sys.modules["transformer_rtc"] = _package
+
+from transformer_rtc import compiler, sources  # noqa: E402
+
+
+def _say(line: str) -> None:
+    """Write to the terminal, if there is one: pip shows nothing of a build."""
+    with contextlib.suppress(OSError), open("/dev/tty", "w", encoding="utf-8") as terminal:
+        terminal.write(f"\r\033[Ktransformer_rtc: {line}\n")  # in the place of pip's spinner
+
+
+def _record(folder: Path, file: str) -> dict[str, Any]:
+    """Return what is known of a file that was compiled, or nothing."""
+    try:
+        found = json.loads((folder / f"{file}.json").read_text()) if (folder / file).exists() else {}
+    except (OSError, ValueError):
+        return {}
+    assert isinstance(found, dict)
+    return found
+
+
+def plan(folder: Path, built: Path) -> None:
+    """Find out what is to be compiled."""
+    from unittest.mock import MagicMock
+
+    # The texts of the programs ask neither for anything.
+    sys.modules["transformer_rtc._native"] = _package._native = MagicMock(__file__="")  # type: ignore[attr-defined]
+    sys.modules["numpy"] = MagicMock()
+
+    from transformer_rtc import static
+    from transformer_rtc.dispatch import operators
+    from transformer_rtc.ops import norms, softmax  # noqa: F401
+    from transformer_rtc.spec import ARCHITECTURES
+
+    folder.mkdir(parents=True, exist_ok=True)
+    built.mkdir(parents=True, exist_ok=True)
+    targets = [(architecture, "cubin") for architecture in ARCHITECTURES] + [(static.PTX_ARCHITECTURE, "ptx")]
+    planned: dict[str, dict[str, Any]] = {}
+    for name, family in sorted({operator.family.name: operator.family for operator in operators().values()}.items()):
+        program = family.static_program()
+        assert "Mock" not in program
+        for architecture, kind in targets:
+            made_of = [program, sources.included(program), compiler.OPTIONS, architecture, kind]
+            made_of.append(compiler.compiler_identity())
+            planned[static.file_name(name, architecture, kind)] = {
+                "family": name,
+                "architecture": architecture,
+                "kind": kind,
+                "program": program,
+                "digest": hashlib.sha256(json.dumps(made_of).encode()).hexdigest(),
+            }
+    (folder / "plan.json").write_text(json.dumps(planned))
+    missing = [file for file, target in planned.items() if _record(folder, file).get("digest") != target["digest"]]
+    for file in missing:
+        for gone in (folder / f"{file}.json", folder / file, built / file):
+            gone.unlink(missing_ok=True)
+    print(";".join(planned), end="")
+    if missing:
+        _say(f"{len(missing)} of {len(planned)} static kernels are to be compiled")
+
+
+def compile_one(folder: Path, file: str) -> None:
+    planned = json.loads((folder / "plan.json").read_text())
+    target = planned[file]
+    if _record(folder, file).get("digest") == target["digest"]:
+        return
+    program, kind = target["program"], target["kind"]
+    start, start_cpu = time.perf_counter(), time.process_time()
+    compiled = compiler.compile_program(
+        f"static_{target['family']}",
+        program,
+        sources.included(program),
+        (),
+        target["architecture"],
+        ptx=kind == "ptx",
+    )
+    (folder / file).write_bytes(compiled.image)
+    record = {
+        "file": file,
+        "family": target["family"],
+        "bytes": len(compiled.image),
+        "seconds": round(time.process_time() - start_cpu, 3),
+        "compiler": compiled.compiler,
+        "digest": target["digest"],
+    }
+    (folder / f"{file}.json").write_text(json.dumps(record) + "\n")
+    done = sum(_record(folder, other).get("digest") == planned[other]["digest"] for other in planned)
+    _say(f"{done} of {len(planned)} static kernels: {file}, {time.perf_counter() - start:.0f} s")
+
+
+def write_manifest(folder: Path) -> None:
+    files = [_record(folder, file) for file in json.loads((folder / "plan.json").read_text())]
+    for file in files:
+        del file["digest"]
+    seconds = round(sum(file["seconds"] for file in files), 3)
+    (folder / "manifest.json").write_text(json.dumps({"seconds": seconds, "files": files}, indent=1) + "\n")
 
 
 def main() -> None:
-    native, folder = sys.argv[1], Path(sys.argv[2])
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    # The module that was just built; nothing is installed yet.
-    spec = importlib.util.spec_from_file_location("transformer_rtc._native", native)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["transformer_rtc._native"] = module
-    spec.loader.exec_module(module)
-
-    from transformer_rtc import compiler, sources, static
-    from transformer_rtc.dispatch import Family, operators
-    from transformer_rtc.spec import ARCHITECTURES
-
-    families = {operator.family.name: operator.family for operator in operators().values()}
-    targets = [(family, architecture, "cubin") for family in families.values() for architecture in ARCHITECTURES]
-    targets += [(family, static.PTX_ARCHITECTURE, "ptx") for family in families.values()]
-
-    def build(target: tuple[Family, int, str]) -> dict[str, object]:
-        family, architecture, kind = target
-        program = family.static_program()
-        start = time.perf_counter()
-        compiled = compiler.compile_program(
-            f"static_{family.name}", program, sources.included(program), (), architecture, ptx=kind == "ptx"
-        )
-        name = static.file_name(family.name, architecture, kind)
-        (folder / name).write_bytes(compiled.image)
-        return {
-            "file": name,
-            "family": family.name,
-            "bytes": len(compiled.image),
-            "seconds": round(time.perf_counter() - start, 3),
-            "compiler": compiled.compiler,
-        }
-
-    folder.mkdir(parents=True)
-    start = time.perf_counter()
-    with ThreadPoolExecutor() as pool:
-        files = list(pool.map(build, targets))
-    manifest = {"seconds": round(time.perf_counter() - start, 3), "files": files}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    step, folder = sys.argv[1], Path(sys.argv[2])
+    if step == "plan":
+        plan(folder, Path(sys.argv[3]))
+    elif step == "compile":
+        compile_one(folder, sys.argv[3])
+    else:
+        write_manifest(folder)
 
 
 main()
