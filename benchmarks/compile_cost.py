@@ -346,7 +346,7 @@ def print_static(manifest: dict[str, Any]) -> None:
         rows.append((f"{family}: all", f"{sum(f['seconds'] for f in files):.2f}", sum(f["bytes"] for f in files)))
     print("static kernels, compiled when the package was built")
     print(common.table(("file", "seconds", "bytes"), rows))
-    print(f"\nthe build took {manifest['seconds']:.2f} s for all, several at once")
+    print(f"\nall of them took {manifest['seconds']:.2f} s of CPU time")
 
 
 def plot(result: dict[str, Any], path: str) -> None:

@@ -56,12 +56,15 @@ class Compiled(NamedTuple):
         NVRTC's log; with `REPORT` among the options, the resource report.
     compiler : str
         The identity of what really compiled it.
+    ptx : bytes
+        The PTX that a cubin was assembled from, if it was asked for.
     """
 
     image: bytes
     kind: str
     log: str
     compiler: str
+    ptx: bytes = b""
 
 
 def _installed_version(distribution: str) -> tuple[str, str] | None:
@@ -278,6 +281,7 @@ def compile_program(
     architecture: int,
     *,
     ptx: bool = False,
+    keep_ptx: bool = False,
 ) -> Compiled:
     """Compile a program. Releases the GIL; several threads may compile at once.
 
@@ -295,6 +299,8 @@ def compile_program(
         90 for compute capability 9.0.
     ptx : bool
         Whether to stop at PTX.
+    keep_ptx : bool
+        Whether to return a cubin's PTX beside it.
 
     Raises
     ------
@@ -351,10 +357,9 @@ def compile_program(
                 raise CompileError(
                     symbol, all_options, program, log or repr(compiled), {**versions(), "nvrtc": opened.version}
                 )
-            if kind == "cubin":
-                image = read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-            else:
-                image = read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
-            return Compiled(image, kind, log, opened.identity)
+            text = read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if kind == "ptx" or keep_ptx else b""
+            if kind == "ptx":
+                return Compiled(text, kind, log, opened.identity)
+            return Compiled(read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), kind, log, opened.identity, text)
         finally:
             nvrtc.nvrtcDestroyProgram(handle)

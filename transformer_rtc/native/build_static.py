@@ -45,7 +45,7 @@ def plan(folder: Path, built: Path) -> None:
     """Find out what is to be compiled."""
     from unittest.mock import MagicMock
 
-    # The texts of the programs ask neither for anything.
+    # The native module is built meanwhile, and numpy is no requirement of a build: no program's text needs either.
     sys.modules["transformer_rtc._native"] = _package._native = MagicMock(__file__="")  # type: ignore[attr-defined]
     sys.modules["numpy"] = MagicMock()
 
@@ -61,6 +61,7 @@ def plan(folder: Path, built: Path) -> None:
     for name, family in sorted({operator.family.name: operator.family for operator in operators().values()}.items()):
         program = family.static_program()
         assert "Mock" not in program
+        ptx = static.file_name(name, static.PTX_ARCHITECTURE, "ptx")
         for architecture, kind in targets:
             made_of = [program, sources.included(program), compiler.OPTIONS, architecture, kind]
             made_of.append(compiler.compiler_identity())
@@ -68,6 +69,8 @@ def plan(folder: Path, built: Path) -> None:
                 "family": name,
                 "architecture": architecture,
                 "kind": kind,
+                # Comes with the cubin of its architecture.
+                "ptx": ptx if kind == "cubin" and architecture == static.PTX_ARCHITECTURE else None,
                 "program": program,
                 "digest": hashlib.sha256(json.dumps(made_of).encode()).hexdigest(),
             }
@@ -82,11 +85,12 @@ def plan(folder: Path, built: Path) -> None:
 
 
 def compile_one(folder: Path, file: str) -> None:
+    """Compile a file, and with the cubin that comes with PTX that, too."""
     planned = json.loads((folder / "plan.json").read_text())
     target = planned[file]
     if _record(folder, file).get("digest") == target["digest"]:
         return
-    program, kind = target["program"], target["kind"]
+    program = target["program"]
     start, start_cpu = time.perf_counter(), time.process_time()
     compiled = compiler.compile_program(
         f"static_{target['family']}",
@@ -94,18 +98,23 @@ def compile_one(folder: Path, file: str) -> None:
         sources.included(program),
         (),
         target["architecture"],
-        ptx=kind == "ptx",
+        ptx=target["kind"] == "ptx",
+        keep_ptx=target["ptx"] is not None,
     )
-    (folder / file).write_bytes(compiled.image)
-    record = {
-        "file": file,
-        "family": target["family"],
-        "bytes": len(compiled.image),
-        "seconds": round(time.process_time() - start_cpu, 3),
-        "compiler": compiled.compiler,
-        "digest": target["digest"],
-    }
-    (folder / f"{file}.json").write_text(json.dumps(record) + "\n")
+    images = {file: compiled.image}
+    if target["ptx"] is not None:
+        images[target["ptx"]] = compiled.ptx
+    for name, image in images.items():
+        (folder / name).write_bytes(image)
+        record = {
+            "file": name,
+            "family": target["family"],
+            "bytes": len(image),
+            "seconds": round(time.process_time() - start_cpu, 3) if name == file else 0.0,
+            "compiler": compiled.compiler,
+            "digest": planned[name]["digest"],
+        }
+        (folder / f"{name}.json").write_text(json.dumps(record) + "\n")
     done = sum(_record(folder, other).get("digest") == planned[other]["digest"] for other in planned)
     _say(f"{done} of {len(planned)} static kernels: {file}, {time.perf_counter() - start:.0f} s")
 
