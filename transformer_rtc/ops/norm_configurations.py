@@ -853,6 +853,7 @@ def configure(
     limits: DeviceLimits,
     in_turn: bool = True,
     row_scaled: bool = False,
+    stores_sum: bool = False,
 ) -> NormConfig:
     """Choose how a forward kernel's rows are divided.
 
@@ -872,6 +873,8 @@ def configure(
         Whether a CTA may take rows in turn through a ring, or several together: they have one weight.
     row_scaled : bool
         Whether each row of y has a scale: it is stored once, when that is known.
+    stores_sum : bool
+        Whether the sum of x and the residual is stored beside y.
     """
     division = _Division(hidden, rows, output)
     in_turn = in_turn and not row_scaled
@@ -880,10 +883,13 @@ def configure(
         if config.stages:
             slots = Slot(config, rows, columns, output).bytes
             return in_turn and slots + config.reserved_shared <= shared
-        return not config.in_shared or config.together * config.chunk * staged + RESERVED_SHARED <= shared
+        kept = config.together * staged if config.in_shared else config.rows_per_cta * put_together
+        return config.chunk * kept + RESERVED_SHARED <= shared
 
     shared = limits.shared_memory_per_cta
     staged = sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != held.bytes)  # of a column
+    # Of a column, where rows are in registers: outputs that no vector fits are put together in shared memory.
+    put_together = output.bytes + (held.bytes if stores_sum else 0)
     # RMSNorm with a bias has as much to hold as LayerNorm (as without one: float32, 16384: 0.73, bfloat16, 65536: 0.82;
     # by divisions of LayerNorm 0.97).
     table = ("layer_norm" if len(columns) > 1 else norm), division.bytes

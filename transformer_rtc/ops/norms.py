@@ -140,7 +140,7 @@ def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
     columns = [dtype for dtype in (dtypes["weight"], dtypes["bias"]) if dtype]
     held = residual if residual and adds == "before" else x
     row_scaled = dtypes.get("row_scale") is not None
-    config = configure(norm, request.columns, rows, columns, held, out, limits, in_turn, row_scaled)
+    config = configure(norm, request.columns, rows, columns, held, out, limits, in_turn, row_scaled, adds == "before")
     return ForwardSpec(
         norm=norm,
         input=x,
