@@ -1,4 +1,4 @@
-"""Softmax on a GPU: the simulator's checks at full size, on arrays that are staged, and torch's where they lie."""
+"""Softmax on a GPU: the simulator's checks at full size, on torch's tensors, and what takes many rows or launches."""
 
 from __future__ import annotations
 
@@ -6,31 +6,77 @@ import itertools
 
 import numpy as np
 import pytest
+import softmax_checks as checks
 import softmax_reference as expected
+import softmax_values
 from frameworks import capture
-from reference import NUMPY_TYPES, assert_within
-from softmax_calls import MASKS, at, bits, hold, hold_what_took_no_part
+from norm_checks import first_of
+from rigs import Rig
+from softmax_checks import FLOATS, MASKS, OF_TYPES, at, bits, call, hold_drawn, hold_gradient
 
 import transformer_rtc
-from transformer_rtc import log_softmax, log_softmax_backward, softmax, softmax_backward
+from transformer_rtc import softmax, softmax_backward
 from transformer_rtc.ops.softmax_kernels import BUCKETS
-from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
+from transformer_rtc.spec import BFLOAT16, FLOAT32
 
-FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 # TransformerEngine's and Apex's lengths, and what they do not have.
 LENGTHS = (
     *(16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384),
     *(1, 2, 3, 17, 33, 49, 63),
     *(127, 1000, 1023, 1025, 4097, 16385, 32769, 50257, 128256, 131072, 262144, 524289, 1 << 20, (1 << 22) + 5),
 )
+PLACES = (7, 17, 49, 64, 100, 512, 1001, 1024, 2048, 4096, 20_001, 70_001)
+ABSENT = (5, 30, 100, 1001, 4096, 20_001, 70_001, 300_000)
+# [batch, heads, queries, keys], and a mask's shape: of few rows and many, shared by every number of groups of threads.
+BROADCAST = (
+    ((16, 4, 60, 49), (4, 60, 49)), ((2, 8, 128, 1000), (1, 8, 128, 1000)), ((64, 8, 1, 4096), (64, 1, 1, 4096)),
+    ((4, 8, 512, 512), (1, 1, 512, 512)), ((2, 8, 300, 2049), (2049,)), ((1, 2, 100, 70_001), (1, 1, 1, 70_001)),
+    ((2, 3, 50, 333), (2, 3, 50, 333)),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("columns", LENGTHS)
-def test_every_length_is_within_the_bound(columns, implementation, rng):
-    rows = max(1, min(130, (1 << 20) // columns))
-    for dtype in FLOATS if columns < 200_000 else (BFLOAT16, FLOAT32):
-        x, dy = (expected.drawn(rng, (rows, columns), dtype) for _ in range(2))
-        hold(x, dy, dtype, scale=0.3)
+def hold_large_matrices(on, rng, size) -> None:
+    shape = (1, 2, max(1, (1 << 18) // size), size)
+    mask = rng.random((1, 1, *shape[2:])) < 0.3
+    regions = ({}, {"causal": "aligned"}, {"causal": "aligned", "window": 100})
+    for dtype, region, masked in itertools.product((BFLOAT16, FLOAT32), regions, ({"mask": mask}, {})):
+        hold_drawn(on, rng, shape, dtype, 0.5, **region, **masked)
+
+
+def hold_gradient_of_many(on, rng, shapes, causal) -> None:
+    lies = (((), ()), ((3, 1), (3, 1)))  # rows with gaps lie at every alignment
+    for types, logarithm in (((BFLOAT16, BFLOAT16, FLOAT32), False), ((FLOAT32, FLOAT32, BFLOAT16), True)):
+        hold_gradient(on, rng, shapes, types, logarithm, lies, causal=causal)
+
+
+CALLS = [
+    (checks.hold_length, LENGTHS[:-4], FLOATS), (checks.hold_length, LENGTHS[-4:], (BFLOAT16, FLOAT32)),
+    (checks.hold_same_bits, PLACES, FLOATS), (checks.hold_same_bits, PLACES, (BFLOAT16,), (FLOAT32,)),
+    (checks.hold_outputs, (1, 5, 8, 17, 24, 31, 32, 100, 1001), (BFLOAT16, FLOAT32)),
+    (checks.hold_in_place, (17, 104, 1000, 4096, 4097, 70_000)), (checks.hold_types, (20, 300, 5000), OF_TYPES),
+    (checks.hold_mask, MASKS, (False, True)), (hold_large_matrices, (64, 1000, 2048, 4097)),
+    (checks.hold_added_mask, (33, 3000, 40_000), (BFLOAT16,), FLOATS), (checks.hold_sink, checks.SINKS, FLOATS),
+    (hold_gradient_of_many, BROADCAST, (None, "aligned")),
+    (softmax_values.hold_infinities, (9, 700, 40_000), FLOATS, (False, True)),
+    (softmax_values.hold_what_took_no_part, ABSENT, tuple(itertools.product(FLOATS, repeat=3))),
+    (softmax_values.hold_far_scores, (300, 70_000), (BFLOAT16,)),
+]  # fmt: skip
+EACH = [
+    pytest.param(check, one.values, id=f"{check.__name__.removeprefix('hold_')}-{one.id}")
+    for check, *axes in CALLS
+    for one in first_of(list(itertools.product(*axes)))
+]
+
+
+@pytest.mark.parametrize(("check", "values"), EACH)
+def test_what_the_simulator_holds(check, values, rig, rng):
+    check(rig, rng, *values)
+
+
+@pytest.mark.parametrize("columns", [17, 1000, 50257])
+def test_arrays_of_the_host_are_staged(columns, implementation, rng):
+    for dtype in FLOATS:
+        hold_drawn(Rig(implementation), rng, (2, 3, columns), dtype, 0.3, mask=rng.random((3, columns)) < 0.3)
 
 
 @pytest.mark.parametrize("columns", [1, 6, 17, 24, 32])
@@ -50,112 +96,6 @@ def test_many_short_rows_take_turns(columns, gap, implementation, torch):
     assert bool(((dx.double() - wanted).abs() <= wanted.abs() * 2**-8 + scale * 2**-18).all())
 
 
-@pytest.mark.parametrize("columns", [7, 49, 64, 100, 512, 1001, 1024, 2048, 4096, 20_001, 70_001])
-def test_a_row_has_the_same_bits_wherever_it_lies(columns, implementation, torch, rng):
-    row = torch.tensor(rng.standard_normal(columns) * 3, device="cuda").bfloat16()
-    gradient = torch.randn(columns, device="cuda").bfloat16()
-    results = []
-    for offset in range(9):
-        memory, other = (torch.full((offset + 3 * columns + 20,), 7.0, device="cuda").bfloat16() for _ in range(2))
-        x, dy = (array[offset : offset + 3 * columns].view(3, columns) for array in (memory, other))
-        x[:], dy[:] = row, gradient
-        y, lse = softmax(x, return_lse=True)
-        dx = softmax_backward(dy, y)
-        for result in (y, lse, dx, log_softmax(x)):
-            assert (result == result[0]).all()
-        results.append((y[0], lse[0], dx[0]))
-        assert (memory[offset + 3 * columns :] == 7).all()
-    for others in results[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(results[0], others, strict=True))
-
-
-@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("keeps", [False, True])
-def test_a_mask_is_broadcast(shape, keeps, implementation, rng):
-    for dtype in FLOATS:
-        x, dy = (expected.drawn(rng, (2, 3, 17, 40), dtype) for _ in range(2))
-        mask = rng.random(shape) < 0.3
-        within = expected.taking_part(x.shape, mask, keeps)
-        hold(x, dy, dtype, 0.5, within, mask=mask.astype(np.uint8) * 3, mask_keeps=keeps)
-
-
-@pytest.mark.parametrize("size", [64, 1000, 2048, 4097])
-def test_masks_and_causal_modes_of_large_matrices(size, implementation, rng):
-    for dtype, causal, window in itertools.product((BFLOAT16, FLOAT32), (None, "aligned"), (None, 100)):
-        if window and not causal:
-            continue
-        x, dy = (expected.drawn(rng, (1, 2, max(1, (1 << 18) // size), size), dtype) for _ in range(2))
-        mask = rng.random((1, 1, *x.shape[2:])) < 0.3
-        within = expected.taking_part(x.shape, mask, causal=causal, window=window)
-        hold(x, dy, dtype, 0.5, within, mask=mask, causal=causal, window=window)
-        within = expected.taking_part(x.shape, causal=causal, window=window)
-        hold(x, dy, dtype, 0.5, within, causal=causal, window=window)
-
-
-def test_masks_of_floats_and_sinks(implementation, rng):
-    for dtype, keys in itertools.product(FLOATS, (33, 3000, 40_000)):
-        x, dy = (expected.drawn(rng, (2, 4, 6, keys), dtype) for _ in range(2))
-        mask = expected.drawn(rng, (4, 6, keys), BFLOAT16)
-        mask[rng.random(mask.shape) < 0.3] = -np.inf
-        sink = np.array([0.5, -np.inf, 20, -3], NUMPY_TYPES[dtype])
-        hold(x, dy, dtype, 0.6, np.broadcast_to(mask != -np.inf, x.shape), added=mask, mask=mask, sink=sink)
-
-
-# [batch, heads, queries, keys], and a mask's shape: of few rows and many, shared by every number of groups of threads.
-BROADCAST = [
-    ((2, 8, 128, 1000), (1, 8, 128, 1000)),
-    ((16, 4, 60, 49), (4, 60, 49)),
-    ((64, 8, 1, 4096), (64, 1, 1, 4096)),
-    ((4, 8, 512, 512), (1, 1, 512, 512)),
-    ((2, 8, 300, 2049), (2049,)),
-    ((1, 2, 100, 70_001), (1, 1, 1, 70_001)),
-    ((2, 3, 50, 333), (2, 3, 50, 333)),
-]
-
-
-@pytest.mark.parametrize(("shape", "of_mask"), BROADCAST, ids=str)
-@pytest.mark.parametrize("causal", [None, "aligned"])
-def test_the_gradient_of_a_mask_is_within_the_bound(shape, of_mask, causal, implementation, rng):
-    for dtype, of_type, logarithm in ((BFLOAT16, FLOAT32, False), (FLOAT32, BFLOAT16, True)):
-        within = expected.taking_part(shape, rng.random(of_mask) < 0.3, causal=causal)
-        y = rng.random(shape, np.float32) / shape[-1]
-        y = np.where(within, np.log(y) if logarithm else y, -np.inf if logarithm else 0).astype(NUMPY_TYPES[dtype])
-        dy = expected.drawn(rng, shape, dtype)
-        dy[~within] = np.nan
-        mask = np.zeros(of_mask, NUMPY_TYPES[of_type])
-        back = log_softmax_backward if logarithm else softmax_backward
-        for offset, gap in ((0, 0), (3, 1)):
-            given = (at(array.reshape(-1, shape[-1]), offset, gap) for array in (dy, y))
-            if gap:  # rows with gaps, which lie at every alignment
-                strides = [shape[-1] + gap]
-                for extent in shape[-2:0:-1]:
-                    strides.insert(0, strides[0] * extent)
-                size = NUMPY_TYPES[dtype].itemsize
-                strides = [size * stride for stride in (*strides, 1)]
-                given = (np.lib.stride_tricks.as_strided(array, shape, strides) for array in given)
-            else:
-                given = (array.reshape(shape) for array in given)
-            _, dmask = back(*given, causal=causal, mask=mask)
-            assert_within(dmask, expected.mask_gradient(dy, y, of_mask, within, logarithm), of_type, "dmask")
-
-
-def test_infinities_nan_and_rows_of_nothing(implementation, rng):
-    for dtype, columns in itertools.product(FLOATS, (9, 700, 40_000)):
-        x = expected.drawn(rng, (5, columns), dtype)
-        x[0], x[1, : columns // 2], x[2, 3], x[3, 5] = -np.inf, -np.inf, np.inf, np.nan
-        x[4, 1], x[4, 2] = -np.inf, np.nan
-        found = expected.forward(x, out=dtype)
-        y = softmax(x)
-        np.testing.assert_array_equal(np.isnan(y), np.isnan(found["y"].value))
-        assert (y[0] == 0).all() and (softmax_backward(x, y)[0] == 0).all()
-
-
-@pytest.mark.parametrize("columns", [5, 30, 100, 1001, 4096, 20_001, 70_001, 300_000])
-def test_what_took_no_part_is_told_by_y_alone(columns, implementation, rng):
-    for of_y, of_dy, out in itertools.product(FLOATS, FLOATS, FLOATS):
-        hold_what_took_no_part(columns, of_y, of_dy, out, rng)
-
-
 @pytest.mark.parametrize("columns", [4096, 4097, 70_000])
 def test_a_hundred_runs_have_the_same_bits_in_place_too(columns, implementation, torch):
     x = torch.randn(max(1, (1 << 22) // columns), columns, device="cuda").bfloat16()
@@ -169,29 +109,23 @@ def test_a_hundred_runs_have_the_same_bits_in_place_too(columns, implementation,
     assert torch.equal(softmax_backward(dy, first, out=dy), dx)
 
 
-def test_a_captured_graph_gives_the_same(implementation, torch):
-    x = torch.randn(128, 4096, device="cuda").bfloat16()
-    wanted = softmax(x)
-    graph = torch.cuda.CUDAGraph()
-    with capture(graph):
-        y = softmax(x)
-    y.zero_()
-    graph.replay()
-    assert torch.equal(y, wanted)
-
-
-def test_all_gradients_in_a_captured_graph_and_in_a_hundred_runs_have_the_same_bits(implementation, torch):
+def test_y_and_all_gradients_in_a_captured_graph_and_in_a_hundred_runs_have_the_same_bits(implementation, torch):
     x = torch.randn(4, 8, 128, 1024, device="cuda").bfloat16()
     mask, sink = torch.randn(8, 128, 1024, device="cuda"), torch.randn(8, device="cuda")
     y, lse = softmax(x, mask=mask, sink=sink, return_lse=True)
     dy = torch.randn_like(y)
-    first = softmax_backward(dy, y, mask=mask, sink=sink, lse=lse)
+
+    def run():
+        given = {"mask": mask, "sink": sink}
+        gradients = softmax_backward(dy, y, **given, lse=lse)
+        return (*gradients, *softmax(x, **given, return_lse=True), softmax(x))
+
+    first = run()
     for _ in range(100):
-        made = softmax_backward(dy, y, mask=mask, sink=sink, lse=lse)
-        assert all(torch.equal(one, other) for one, other in zip(made, first, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(run(), first, strict=True))
     graph = torch.cuda.CUDAGraph()
     with capture(graph):
-        made = softmax_backward(dy, y, mask=mask, sink=sink, lse=lse)
+        made = run()
     for one in made:
         one.fill_(77)
     graph.replay()
@@ -199,10 +133,11 @@ def test_all_gradients_in_a_captured_graph_and_in_a_hundred_runs_have_the_same_b
     assert first[2].dtype == mask.dtype and first[2].shape == mask.shape and first[2].is_contiguous()
 
 
-def test_a_new_length_in_a_bucket_compiles_nothing(rng):
-    softmax(expected.drawn(rng, (3, BUCKETS[2]), FLOAT32))
+def test_a_new_length_in_a_bucket_compiles_nothing(gpu, rng):
+    rig = Rig("rtc", gpu)
+    call(rig, "softmax", expected.drawn(rng, (3, BUCKETS[2]), FLOAT32))
     before = transformer_rtc.manager.counts["compile"]
     for columns in range(BUCKETS[1] + 1, BUCKETS[2] + 1, 17):
-        softmax(at(expected.drawn(rng, (3, columns), FLOAT32), columns % 5))
+        call(rig, "softmax", at(rig, expected.drawn(rng, (3, columns), FLOAT32), columns % 5))
     assert transformer_rtc.manager.counts["compile"] == before
-    assert bits(softmax(np.zeros((1, 4), np.float32))).any()
+    assert bits(call(rig, "softmax", np.zeros((1, 4), np.float32))).any()

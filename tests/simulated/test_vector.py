@@ -9,7 +9,9 @@ import vec_elements
 from transformer_rtc import SimulatedDevice
 
 
-@pytest.mark.parametrize("checked", [False, True], ids=["fast", "checked"])
+@pytest.mark.parametrize(
+    "checked", [True, pytest.param(False, marks=pytest.mark.thorough(share=0.3))], ids=["checked", "fast"]
+)
 @pytest.mark.parametrize("size", vec_elements.SIZES)
 @pytest.mark.parametrize("element", vec_elements.TYPES)
 def test_elements_of_every_range_are_loaded_kept_and_stored_and_no_others_touched(element, size, checked, rng):

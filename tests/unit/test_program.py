@@ -3,10 +3,11 @@ from __future__ import annotations
 import functools
 import re
 
+import kernel_cache
 import pytest
 from cases import CASES, FAMILY, Case
 
-from transformer_rtc import compiler, sources
+from transformer_rtc import _native, compiler, sources
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, DTYPES, FLOAT32, UINT8, Field, Params, TextSpec
 
 TEXTS = sources.texts()
@@ -16,6 +17,8 @@ PLATFORM = (
     r"__CUDA_ARCH__|\b(threadIdx|blockIdx|blockDim|gridDim|warpSize)\b|__shfl\w*|__shared__|__sync\w+|__nanosleep"
     r"|__global__|__device__|__f?mul\w*_r[nzud]|__umulhi|__cvta\w*|__grid_constant__"
 )
+INCLUDE = re.compile(r"^\s*#\s*include\b\s*(.*?)\s*$", re.MULTILINE)
+ENTRY = re.compile(r"TRTC_ENTRY\b.*?\bvoid (\w+)\(")
 
 
 def code(text: str) -> str:
@@ -24,12 +27,23 @@ def code(text: str) -> str:
 
 
 @functools.cache
+def stages():
+    """Return each case with each architecture's limits and its launches."""
+    return [(case, limits, case.stages(limits)) for case in CASES for limits in ARCHITECTURES.values()]
+
+
+@functools.cache
 def specs():
-    return {spec for case in CASES for limits in ARCHITECTURES.values() for spec, _ in case.stages(limits)}
+    return {spec.symbol: spec for *_, launches in stages() for spec, _ in launches}
 
 
-def compile_text(text: str, architecture: int = 80) -> compiler.Compiled:
-    return compiler.compile_program("test", text, sources.included(text), (), architecture)
+@functools.cache
+def programs() -> dict[str, str]:
+    return {symbol: spec.program for symbol, spec in specs().items()}
+
+
+def compile_text(text: str) -> compiler.Compiled:
+    return kernel_cache.compile_with_report("test", text, (), 80)
 
 
 def test_the_sources_are_the_files_of_the_two_folders():
@@ -37,61 +51,48 @@ def test_the_sources_are_the_files_of_the_two_folders():
     assert all(text.strip() for text in TEXTS.values())
 
 
-@functools.cache
-def programs() -> dict[str, str]:
-    return {spec.symbol: spec.program for spec in specs()}
-
-
 def test_a_program_has_one_entry_and_it_is_named_as_the_symbol():
     for symbol, program in programs().items():
-        assert re.findall(r"TRTC_ENTRY\b.*?\bvoid (\w+)\(", program) == [symbol]
+        assert ENTRY.findall(program) == [symbol]
         assert len(re.findall(r"TRTC_ENTRY|extern\s*\"C\"|__global__", program)) == 1
 
 
 def test_the_general_program_has_each_entry_once():
     wanted = {kernel.symbol for case in CASES for kernel, _ in case.general_stages()}
-    found = re.findall(r"TRTC_ENTRY\b.*?\bvoid (\w+)\(", FAMILY.static_program())
-    assert sorted(found) == sorted(wanted)
+    assert sorted(ENTRY.findall(FAMILY.static_program())) == sorted(wanted)
 
 
-def test_only_the_platform_header_says_what_an_entry_is():
-    assert {name for name, text in TEXTS.items() if 'extern "C"' in code(text)} == {"platform.cuh"}
-
-
-def test_programs_and_texts_include_only_our_texts():
-    for text in (*TEXTS.values(), FAMILY.static_program(), *programs().values()):
-        for line in re.findall(r"^\s*#\s*include\b(.*)$", code(text), re.MULTILINE):
-            match = re.fullmatch(r'\s*"([^"]+)"\s*', line)
-            assert match, f"#include{line}"
-            assert match[1] in TEXTS
-
-
-def test_what_a_program_includes_is_found_through_every_header():
+def test_programs_and_texts_include_only_our_texts_and_these_are_found_through_every_header():
     for program in (*programs().values(), FAMILY.static_program()):
         found = sources.included(program)
         assert found == {name: TEXTS[name] for name in found}
         for text in (program, *found.values()):
-            assert set(re.findall(r'^\s*#\s*include\s*"([^"]+)"', code(text), re.MULTILINE)) <= found.keys()
+            assert {name.strip('"') for name in INCLUDE.findall(code(text))} <= found.keys()
+    for name in INCLUDE.findall(code("\n".join((*TEXTS.values(), *programs().values())))):
+        assert re.fullmatch(r'"[^"]+"', name) and name.strip('"') in TEXTS
 
 
 def test_a_text_outside_of_the_packages_is_not_found():
     assert sources.included('#include "stdio.h"\n#include <types.cuh>\n') == {}
 
 
-def test_every_header_guards_itself_and_compiles_alone():
-    for name in HEADERS:
-        assert "#pragma once" in TEXTS[name]
-        compile_text(f'#include "{name}"\n#include "{name}"\n')
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header_guards_itself_and_compiles_alone(name):
+    assert "#pragma once" in TEXTS[name]
+    compile_text(f'#include "{name}"\n#include "{name}"\n')
 
 
-def test_inline_assembly_is_in_one_header():
-    assert {name for name, text in TEXTS.items() if re.search(r"\basm\b", code(text))} == {"ptx.cuh"}
-
-
-def test_what_only_a_cuda_compiler_knows_is_in_two_headers():
-    found = {name: re.findall(PLATFORM, code(text)) for name, text in TEXTS.items()}
-    assert {name for name, matches in found.items() if matches} <= {"platform.cuh", "ptx.cuh"}, found
-    assert not re.search(PLATFORM, "".join(programs().values()) + FAMILY.static_program())
+@pytest.mark.parametrize(
+    ("what", "where"),
+    [
+        (r'extern "C"', {"platform.cuh"}),
+        (r"\basm\b", {"ptx.cuh"}),  # inline assembly
+        (PLATFORM, {"platform.cuh", "ptx.cuh"}),
+    ],
+)
+def test_what_only_a_cuda_compiler_knows_is_in_few_headers(what, where):
+    assert {name for name, text in TEXTS.items() if re.search(what, code(text))} == where
+    assert not re.search(what, code("".join(programs().values()) + FAMILY.static_program()))
 
 
 def test_the_compilers_architecture_macro_is_read_once():
@@ -100,7 +101,6 @@ def test_the_compilers_architecture_macro_is_read_once():
 
 def test_the_tags_of_data_types_in_the_text_are_those_of_the_package():
     body = re.search(r"enum class Dtype : int \{(.*?)\}", code(TEXTS["any_row.cuh"]), re.DOTALL)
-    assert body
     names = set(re.findall(r"(\w+) =", body[1]))
     # A mask's type is of no account to a kernel.
     numbers = [dtype for dtype in DTYPES.values() if dtype not in (BOOL, UINT8)]
@@ -118,13 +118,6 @@ def test_a_static_assert_is_compiled_at_all():
         compile_text('static_assert(sizeof(int) == 5, "told you");')
 
 
-def without_clusters():
-    """Yield each case's launches where CTAs that share a row are no cluster."""
-    for case in CASES:
-        for limits in ARCHITECTURES.values():
-            yield from case.stages(limits._replace(max_cluster_size=1))
-
-
 def exchanged(program: str) -> tuple[int, int]:
     """Return how many values a row's CTAs tell each other, and in how many buffers, as the kernel's text has it."""
     flag = {name: value == "true" for name, value in re.findall(r"(\w+) = (true|false),", program)}
@@ -139,13 +132,14 @@ def exchanged(program: str) -> tuple[int, int]:
 def test_the_workspace_of_a_launch_is_the_size_of_its_struct():
     sizes = {
         (rule.ctas_per_row, *exchanged(spec.program), rule.workspace_bytes)
-        for spec, rule in without_clusters()
+        for case, limits, _ in stages()
+        for spec, rule in case.stages(limits._replace(max_cluster_size=1))
         if rule.ctas_per_row > 1
     }
     # Of one row; and 3 for each of two rows that are worked on together.
     assert {values for _, values, *_ in sizes} == {1, 2, 3, 5, 6}
     text = '#include "reduce.cuh"\n'
-    for ctas, values, buffers, size in sizes:
+    for ctas, values, buffers, size in sorted(sizes):
         text += f'static_assert(sizeof(trtc::GridWorkspace<{buffers}, {values * ctas}>) == {size}, "");\n'
     compile_text(text)
 
@@ -165,51 +159,39 @@ def test_the_ctas_of_a_row_have_about_as_much_of_it_as_each_other(operator, hidd
     (spec, rule), *_ = case.stages(ARCHITECTURES[90])
     assert rule.ctas_per_row > 1 and -(-hidden // columns) == rule.ctas_per_row
     program = spec.program + f'static_assert(trtc::NormConfig<Traits>::slice == {columns}, "");\n'
-    compiler.compile_program(spec.symbol, program, sources.included(program), spec.options, 90)
+    kernel_cache.compile_with_report(spec.symbol, program, spec.options, 90)
 
 
 def test_a_launch_has_a_workspace_exactly_where_its_kernel_has_a_field_for_it():
-    for case in CASES:
-        for limits in ARCHITECTURES.values():
-            for clusters in {limits.max_cluster_size, 1}:
-                for spec, rule in case.stages(limits._replace(max_cluster_size=clusters)):
-                    fields = [field.name for field in spec.params.fields if field.source == "workspace"]
-                    assert bool(fields) == (rule.workspace_bytes > 0) == (rule.ctas_per_row > 1 and not rule.clusters)
+    for case, limits, launches in stages():
+        for spec, rule in (*launches, *case.stages(limits._replace(max_cluster_size=1))):
+            fields = [field.name for field in spec.params.fields if field.source == "workspace"]
+            assert bool(fields) == (rule.workspace_bytes > 0) == (rule.ctas_per_row > 1 and not rule.clusters)
 
 
 def test_partial_sums_are_kept_exactly_where_a_second_launch_adds_them_up():
-    for case in CASES:
-        for limits in ARCHITECTURES.values():
-            stages = case.stages(limits)
-            sums = (case.dweight is not None) + (case.dbias is not None)
-            (first, rule), *others = stages
-            assert len(others) == (sums > 0) and (rule.partial_bytes > 0) == (sums > 0)
-            for spec, of_columns in others:
-                assert of_columns.columns_per_cta > 0 and rule.columns_per_cta == 0
-                for kernel in (first, spec):
-                    assert "partials" in [field.source for field in kernel.params.fields]
-            if sums:
-                # As trtc::partial_offset lays them out: rows of whole vectors of 8.
-                assert rule.partial_bytes % (sums * 32 * -(-case.hidden // 8)) == 0
+    for case, _, launches in stages():
+        sums = (case.dweight is not None) + (case.dbias is not None)
+        (first, rule), *others = launches
+        assert len(others) == (sums > 0) and (rule.partial_bytes > 0) == (sums > 0)
+        for spec, of_columns in others:
+            assert of_columns.columns_per_cta > 0 and rule.columns_per_cta == 0
+            for kernel in (first, spec):
+                assert "partials" in [field.source for field in kernel.params.fields]
+        if sums:
+            # As trtc::partial_offset lays them out: rows of whole vectors of 8.
+            assert rule.partial_bytes % (sums * 32 * -(-case.hidden // 8)) == 0
 
 
 def test_the_text_of_parameters_has_the_size_and_the_offsets_that_packing_has():
-    fields = tuple(
-        Field(f"{kind}_{i}", kind)
-        for i, kind in enumerate(
-            ("int32", "pointer", "float32", "int64", "uint32", "int32", "float32", "pointer", "int32")
-        )
-    )
-    params = Params(fields)
+    kinds = ("int32", "pointer", "float32", "int64", "uint32", "int32", "float32", "pointer", "int32")
+    fields = tuple(Field(f"{kind}_{i}", kind) for i, kind in enumerate(kinds))
     text = TextSpec("", "kernel", fields).program
-    for name, offset in params.offsets.items():
+    for name, offset in Params(fields).offsets.items():
         # NVRTC's own operator: it has no offsetof.
         text += f'static_assert(__INTADDR__(&((Params*)0)->{name}) == {offset}, "{name}");\n'
     compile_text(text)
 
 
 def test_parameters_fit_the_native_calls_buffer():
-    from transformer_rtc import _native
-
-    for spec in specs():
-        assert spec.params.size + 8 <= _native.MAX_PARAMETER_BYTES
+    assert all(spec.params.size + 8 <= _native.MAX_PARAMETER_BYTES for spec in specs().values())

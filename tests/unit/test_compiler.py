@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+
+import pytest
+from cases import CASES
+
+from transformer_rtc import compiler, sources
+from transformer_rtc.errors import ArgumentError, CompileError, CompilerNotFoundError
+from transformer_rtc.spec import ARCHITECTURES
+
+EMPTY = 'extern "C" __global__ void kernel() {}'
+
+
+def compile_text(text=EMPTY, options=(), architecture=90, headers=None) -> compiler.Compiled:
+    return compiler.compile_program("kernel", text, headers or {}, options, architecture)
+
+
+def compile_spec(case) -> compiler.Compiled:
+    spec, _ = case.specialise(ARCHITECTURES[90])
+    return compiler.compile_program(spec.symbol, spec.program, sources.included(spec.program), (), 90)
+
+
+def test_an_architecture_newer_than_nvrtc_gets_ptx_of_the_newest_one_that_runs_there():
+    newest = max(compiler._open().architectures)
+    compiled = compile_text(architecture=newest + 100)
+    assert compiled.kind == "ptx"
+    assert compiled.image.endswith(b"\0") and f".target sm_{newest}" in compiled.image.decode()
+    assert compile_text(architecture=newest).kind == "cubin"
+
+
+def test_an_architecture_older_than_nvrtc_knows_is_an_error():
+    with pytest.raises(CompileError, match="sm_20"):
+        compile_text(architecture=20)
+
+
+def test_the_same_program_gives_the_same_bytes():
+    assert compile_spec(CASES[0]).image == compile_spec(CASES[0]).image
+
+
+@pytest.fixture
+def compile_error():
+    source = 'extern "C" __global__ void broken() {\n  nonsense;\n}'
+    with pytest.raises(CompileError) as caught:
+        compiler.compile_program("broken", source, {}, ("-lineinfo",), 90)
+    return caught.value
+
+
+def test_a_compile_error_carries_all_that_a_report_needs(compile_error):
+    error = compile_error
+    assert error.symbol == "broken" and "nonsense" in error.log and "nonsense;" in error.source
+    assert {"--gpu-architecture=sm_90", "-lineinfo", *compiler.OPTIONS} <= set(error.options)
+    assert {"transformer_rtc", "python", "nvrtc", "cuda_bindings"} <= error.versions.keys()
+    versions = (f"{name} {version}" for name, version in error.versions.items())
+    for part in (error.symbol, error.log.strip(), *error.options, *versions, "   2 |   nonsense;"):
+        assert part in str(error)
+
+
+def test_a_compile_error_survives_pickling(compile_error):
+    copy = pickle.loads(pickle.dumps(compile_error))
+    assert type(copy) is CompileError and str(copy) == str(compile_error)
+    assert vars(copy) == vars(compile_error)
+
+
+@pytest.fixture
+def not_opened(monkeypatch, tmp_path):
+    """Have the compiler look for NVRTC anew, in a folder that a test fills."""
+    monkeypatch.setattr(compiler, "_opened", None)
+    for variable in ("LD_LIBRARY_PATH", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    compiler.compiler_identity.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    compiler.compiler_identity.cache_clear()
+
+
+@pytest.mark.parametrize("call", [compiler.compiler_identity, compile_text], ids=["identity", "compile"])
+def test_without_bindings_the_error_says_which_extra_to_install(call, not_opened):
+    what = r"cuda-python is not installed.*transformer_rtc\[cu12\].*\[cu13\]"
+    with pytest.raises(CompilerNotFoundError, match=what):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("bindings", "what"),
+    [
+        ("12.9.1", "NVRTC 12 is not installed"),
+        ("13.9.1", "NVRTC 13 is not installed"),
+        ("11.8.0", r"cuda-bindings 11\.8\.0 is installed"),
+    ],
+)
+def test_without_nvrtc_of_the_bindings_the_error_says_which_extra_to_install(bindings, what, not_opened, tmp_path):
+    (tmp_path / f"cuda_bindings-{bindings}.dist-info").mkdir()
+    # A toolkit of the machine that runs this must not be found.
+    not_opened.setattr(compiler.os.path, "exists", lambda path: False)
+    with pytest.raises(CompilerNotFoundError, match=rf"{what}.*transformer_rtc\[cu12\]"):
+        compiler.compiler_identity()
+
+
+def test_the_identity_is_the_distributions_version_else_the_librarys_path_size_and_time(not_opened, tmp_path):
+    (tmp_path / "cuda_bindings-12.9.1.dist-info").mkdir()
+    library = tmp_path / "libnvrtc.so.12"
+    library.write_bytes(b"12345")
+    not_opened.setenv("LD_LIBRARY_PATH", f":{tmp_path}")
+    identity = compiler.compiler_identity()
+    assert str(library) in identity and " 5 " in identity and str(library.stat().st_mtime_ns) in identity
+    (tmp_path / "nvidia_cuda_nvrtc_cu12-12.9.86.dist-info").mkdir()
+    compiler.compiler_identity.cache_clear()
+    assert compiler.compiler_identity() == "nvidia_cuda_nvrtc_cu12 12.9.86"
+
+
+def test_the_promised_identity_is_that_of_what_compiles():
+    assert compile_text().compiler == compiler.compiler_identity()
+
+
+# NVRTC takes these with one dash or two, and after blanks.
+FILE_OPTIONS = (
+    *("-I/tmp", "-I", " -I/tmp", "--include-path=/tmp", "-include-path=/tmp", "--pre-include=x.h", "-include=x.h"),
+    *("--pch", "-pch", "--create-pch=x", "--use-pch=x", "--pch-dir=/tmp", "-pch-dir=/tmp"),
+)
+
+
+@pytest.mark.parametrize("option", FILE_OPTIONS)
+def test_an_option_that_names_files_is_refused(option):
+    with pytest.raises(ArgumentError, match=f"the option {option} makes NVRTC read files"):
+        compile_text(options=(option,))
+
+
+@pytest.mark.parametrize("include", ['"stray.h"', '"./stray.h"', "<stray.h>", '"../folder/stray.h"'])
+def test_a_file_of_the_current_folder_is_not_included(include, tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    (tmp_path / "folder" / "stray.h").write_text("// no cache key would see it\n")
+    with pytest.raises(CompileError) as caught:
+        compile_text(f"#include {include}\n{EMPTY}")
+    assert "could not open" in caught.value.log or "cannot open" in caught.value.log
+
+
+@pytest.mark.parametrize("quotes", ['""', "<>"])
+def test_a_file_of_an_absolute_path_is_refused(quotes, tmp_path):
+    (tmp_path / "stray.h").write_text("// no cache key would see it\n")
+    with pytest.raises(ArgumentError, match="includes a file by its path"):
+        compile_text(f"#include {quotes[0]}{tmp_path}/stray.h{quotes[1]}\n{EMPTY}")
+
+
+def test_a_file_in_the_current_folder_does_not_replace_a_header_of_ours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in sources.texts():
+        (tmp_path / name).write_text("#error a stray file\n")
+    compile_spec(CASES[0])
+
+
+@pytest.mark.alone
+def test_other_threads_run_while_nvrtc_compiles():
+    case, seconds = next(case for case in CASES if case.backward), []
+
+    def compile_one():
+        start = time.perf_counter()
+        compile_spec(case)
+        seconds.append(time.perf_counter() - start)
+
+    compile_one()  # opens NVRTC
+    thread = threading.Thread(target=compile_one)
+    thread.start()
+    longest, last = 0.0, time.perf_counter()
+    while thread.is_alive():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    # With the GIL held, this thread would have stood still for all of it.
+    assert longest < seconds[-1] / 2

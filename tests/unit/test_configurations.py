@@ -1,0 +1,152 @@
+"""How rows of any size are divided, for whatever is asked of them. No compiler is asked."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from cases import CASES, NORMS, Case, draw
+
+from transformer_rtc.ops import norm_configurations
+from transformer_rtc.ops.norm_configurations import RESERVED_SHARED, configure, configure_backward
+from transformer_rtc.ops.norm_general import GeneralSpec
+from transformer_rtc.ops.norm_kernels import FinishSpec
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32
+
+MOST_COLUMNS = 1 << 30
+TWO_TYPES = pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32), ids=lambda dtype: dtype.symbol)
+TWO_NORMS = pytest.mark.parametrize("norm", ("rms_norm", "layer_norm"))
+
+
+def sizes(drawn: random.Random) -> list[int]:
+    """Return all small ones, those of the cases, some that just fill CTAs, and samples of others."""
+    found = {*range(1, 1025), *(case.hidden for case in CASES), MOST_COLUMNS}
+    found |= {2048 * steps * ctas - less for steps in range(4, 9) for ctas in (1, 2, 4, 8, 16, 32) for less in (1, 3)}
+    found |= {int(2 ** drawn.uniform(10, 30)) for _ in range(400)}
+    return sorted(found | {8 * int(2 ** drawn.uniform(7, 20)) for _ in range(400)})
+
+
+def row_types(case: Case, spec) -> list:
+    """Return the types of a kernel's arrays of rows."""
+    sources = (field.source.partition(".") for field in spec.params.fields)
+    return [case.types[array] for array, _, what in sources if what == "outer_stride"]
+
+
+def assert_fits(rule, limits) -> None:
+    assert rule.threads in range(32, 1025, 32)
+    assert rule.ctas_per_row in (1, 2, 4, 8, 16) and rule.ctas_per_row <= limits.max_ctas_per_row
+    # Else the launch is cooperative: its CTAs are resident, with as many as may wait for each other.
+    assert rule.clusters == (rule.ctas_per_row > 1 and limits.max_cluster_size > 1)
+    assert not rule.clusters or rule.ctas_per_row <= limits.max_cluster_size
+    assert rule.dynamic_shared_memory + RESERVED_SHARED <= limits.shared_memory_per_cta
+    assert rule.early
+
+
+def assert_tiles(case: Case, spec) -> None:
+    """Check that a row's CTAs hold all of it, each column once, and that no warp is left without a column."""
+    config, hidden = spec.config, case.hidden
+    threads, of_row = config.threads_per_row, config.ctas_per_row * config.chunk
+    assert threads in (1, 2, 4, 8, 16) or threads % 32 == 0
+    assert config.vector in (1, 2, 4, 8)
+    assert config.vector * max(dtype.bytes for dtype in row_types(case, spec)) <= 16
+    # What is in registers is of whole vectors; shared memory holds what lies around them.
+    assert config.in_shared or hidden % config.vector == 0
+    assert (spec.chunks - 1) * of_row < hidden <= spec.chunks * of_row
+    assert spec.chunks == 1 or not config.in_shared
+    if spec.chunks == 1:
+        assert config.ctas_per_row * (config.chunk - config.vector * config.ragged) >= hidden
+    anywhere = config.vector * config.ctas_per_row if config.ragged else 0  # where a ragged row's parts begin
+    fewer = threads // 2 if threads <= 32 else threads - 32
+    if threads > 64 or 1 < threads <= 32:
+        assert of_row * fewer // threads - anywhere < hidden
+    if threads > 64:
+        assert spec.chunks * of_row <= 2 * hidden
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_row_of_any_size_is_divided_within_the_limits_and_fills_its_threads(architecture, rng):
+    drawn, symbols = random.Random(int(rng.integers(2**32))), {}
+    whole, seen = ARCHITECTURES[architecture], set()
+    for hidden, backward in itertools.product(sizes(drawn), (False, True)):
+        case = draw(hidden, backward, drawn)
+        most, clusters = drawn.choice((16, 8, 4, 2, 1)), min(whole.max_cluster_size, drawn.choice((8, 4, 2, 1, 1, 1)))
+        for limits in (whole, whole._replace(max_cluster_size=clusters, max_ctas_per_row=most)):
+            seen.add(case.operator)
+            for spec, rule in case.stages(limits):
+                try:
+                    assert_fits(rule, limits)
+                    if not isinstance(spec, (GeneralSpec, FinishSpec)):
+                        assert_tiles(case, spec)
+                        assert symbols.setdefault(spec.config.symbol, spec.config) == spec.config
+                        reserved = spec.config.reserved_shared if spec.config.stages else 0
+                        assert rule.dynamic_shared_memory + reserved <= limits.shared_memory_per_cta
+                except AssertionError as error:
+                    raise AssertionError(f"{case.name} for {limits}: {spec.symbol}") from error
+    assert len(set(symbols.values())) == len(symbols) > 100
+    assert seen == set(NORMS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("operator", ("add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add"))
+def test_what_two_odd_rows_put_together_fits_beside_each_other(architecture, operator):
+    # The longest that the tables leave in registers: y and the sum are put together in shared memory.
+    limits = ARCHITECTURES[architecture]
+    for hidden in (12289, 14543, 16027, 16383):
+        for heads in (0, 3):
+            case = Case(3, hidden, FLOAT32, FLOAT32, FLOAT32, operator=operator, residual=FLOAT32, heads=heads)
+            assert_fits(case.specialise(limits)[1], limits)
+
+
+@TWO_TYPES
+def test_layer_norm_of_whole_vectors_fills_its_ctas(dtype, rng):
+    for vectors in rng.choice(norm_configurations._FITTED_VECTORS, 4000, replace=False):
+        least = 0.8 if vectors <= norm_configurations._MOST_VECTORS_OF_ONE else norm_configurations._LEAST_FILLED
+        hidden = int(vectors) * 16 // dtype.bytes
+        config = configure("layer_norm", hidden, (dtype,), (dtype, dtype), dtype, dtype, ARCHITECTURES[90])
+        assert least <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
+
+
+@TWO_TYPES
+@TWO_NORMS
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_ragged_row_fills_its_ctas(architecture, norm, dtype):
+    columns, ragged = (dtype, dtype) if norm == "layer_norm" else (dtype,), 0
+    for hidden in range(4113 // dtype.bytes | 1, 400_000 // dtype.bytes, 254):
+        config = configure(norm, hidden, (dtype,), columns, dtype, dtype, ARCHITECTURES[architecture])
+        if config.ragged:
+            ragged += 1
+            assert config.steps * config.vector * dtype.bytes >= 80, hidden  # of a thread: five whole vectors
+            assert 0.79 <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
+    assert ragged > 100
+
+
+@TWO_TYPES
+@TWO_NORMS
+@pytest.mark.parametrize("architecture", (80, 89))
+def test_what_was_measured_as_clusters_gives_no_row_more_ctas_without_them(architecture, norm, dtype, monkeypatch):
+    full, table = 16 // dtype.bytes, (norm, dtype.bytes)
+    sizes, lines = norm_configurations._BACKWARD_SIZES, norm_configurations._BACKWARD
+    exact = {line.vectors * full for line in sizes[table]}
+
+    def configs():
+        return {
+            hidden: configure_backward(norm, hidden, (dtype,) * 3, (dtype,), dtype, ARCHITECTURES[architecture])
+            for hidden in exact.union(range(full, 132_000 // dtype.bytes, 31 * full))
+        }
+
+    with_them = configs()
+    monkeypatch.setitem(lines, table, tuple(line for line in lines[table] if not line.clusters))
+    monkeypatch.setitem(sizes, table, ())
+    without = configs()
+    assert with_them != without and len(with_them) > 100
+    for hidden, config in with_them.items():
+        assert config.ctas_per_row <= without[hidden].ctas_per_row
+        assert hidden in exact or config == without[hidden], hidden
+
+
+def test_the_general_kernels_partial_sums_take_no_more_memory_than_rows_in_float32():
+    found = [(case.hidden, case.general()[1]) for case in CASES if case.backward and not case.heads]
+    assert {rule.rows_per_cta for _, rule in found} == {2}
+    for hidden, rule in found:
+        assert rule.partial_bytes <= 4 * rule.rows_per_cta * -(-hidden // 8) * 8, hidden
