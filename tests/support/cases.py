@@ -229,15 +229,15 @@ def _transformer_engine() -> Iterator[Case]:
                 )  # fmt: skip
 
 
-def scaled_rows() -> Iterator[tuple[norm_configurations._Entry, Case]]:
-    """Yield each line that is for rows with a scale, and a case of its longest row."""
+def _scaled_rows() -> Iterator[Case]:
+    """Yield a case of the longest row of each tuning row that is for rows with a scale."""
     outputs = itertools.cycle((*FLOAT8, INT8))
     for table in (norm_configurations._ROW_SCALED_FORWARD, norm_configurations._ROW_SCALED_SIZES):
         for (norm, size), entries in table.items():
             dtype = {2: BFLOAT16, 4: FLOAT32}[size]
             for entry in entries:
                 hidden = entry.vectors * 16 // size
-                yield entry, Case(
+                yield Case(
                     max(1, min(5, _MOST_ELEMENTS // hidden)), hidden, dtype, dtype, next(outputs), operator=norm,
                     bias=dtype if norm == "layer_norm" else None, scaling=BY_ROW,
                 )  # fmt: skip
@@ -328,23 +328,13 @@ PLAIN = tuple(
     )
 )
 
-_SCALED = [case for _, case in scaled_rows()]
 # What no draw has: an amax alone, of rows that CTAs take in chunks.
-_FIXED = [Case(1, 1 << 20, BFLOAT16, BFLOAT16, FLOAT8_E4M3, operator="add_rms_norm", residual=BFLOAT16, scaling=("amax",))]
-CASES = tuple({case.name: case for case in (*PLAIN, *_transformer_engine(), *_SCALED, *_FIXED, *_others())}.values())
-
-
-def compiled_cases(architecture: int) -> list[Case]:
-    """Return the cases that are compiled for an architecture: its share, and one for every way to divide a row."""
-    limits, turn = ARCHITECTURES[architecture], list(ARCHITECTURES).index(architecture)
-    share = CASES[turn :: len(ARCHITECTURES)]
-    found, seen = list(share), {division_of(case, limits) for case in share}
-    for case in CASES:
-        division = division_of(case, limits)
-        if division not in seen:
-            seen.add(division)
-            found.append(case)
-    return found
+_FIXED = [
+    Case(1, 1 << 20, BFLOAT16, BFLOAT16, FLOAT8_E4M3, operator="add_rms_norm", residual=BFLOAT16, scaling=("amax",))
+]
+CASES = tuple(
+    {case.name: case for case in (*PLAIN, *_transformer_engine(), *_scaled_rows(), *_FIXED, *_others())}.values()
+)
 
 
 def division_of(case: Case, limits: DeviceLimits) -> tuple[Any, ...]:
