@@ -80,10 +80,14 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if _missing(collection_path) else None
 
 
+def _samples(config: pytest.Config) -> bool:
+    """Whether only a share of the thorough tests runs: not where tests are named."""
+    return not config.getoption("--everything") and not any("::" in argument for argument in config.args)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot run here, and thorough tests that the sample does not have, unless a test is named."""
-    whole = config.getoption("--everything") or any("::" in argument for argument in config.args)
-    seed = config.stash[SAMPLE_SEED]
+    """Leave out what cannot run here, and thorough tests that the sample does not have."""
+    whole, seed = not _samples(config), config.stash[SAMPLE_SEED]
 
     def is_left_out(item: pytest.Item) -> bool:
         shares = [mark.kwargs.get("share", 1) for mark in item.iter_markers("thorough")]
@@ -100,7 +104,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for folder, (what, missing) in _NEEDS.items():
         if missing():
             terminalreporter.write_line(f"tests/{folder} did not run, as it needs {what}: {missing()}")
-    if not config.getoption("markexpr") and not config.getoption("--everything"):
+    if not config.getoption("markexpr") and _samples(config):
         terminalreporter.write_line(f"a sample of the thorough tests ran: --sample-seed {config.stash[SAMPLE_SEED]}")
 
 
