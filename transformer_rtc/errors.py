@@ -25,7 +25,7 @@ def shown(value: object) -> str:
     """Return what a message says of a value that somebody gave: its repr, cut where it is long."""
     try:
         text = repr(value)
-    except ValueError:  # an int of more digits than Python shows
+    except Exception:  # another package's, as of a tensor whose stream is being captured
         return f"a {type(value).__qualname__}"
     return text if len(text) <= 200 else f"{text[:200]}..."
 

@@ -160,7 +160,8 @@ class Field(NamedTuple):
     source: str = ""
 
 
-_NO_NUMBER = (struct.error, TypeError, OverflowError)  # what struct raises of a value that a field cannot hold
+# What struct and another package's __index__ or __float__ raise of a value that a field cannot hold.
+_NO_NUMBER = (struct.error, TypeError, OverflowError, ValueError, RuntimeError)
 _FIELD_TYPES = {  # text in the kernel, struct code
     "pointer": ("void*", "Q"),
     "int64": ("long long", "q"),

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from bad_values import Protocol
 
-from transformer_rtc import SimulatedDevice, rms_norm, using
+from transformer_rtc import Field, SimulatedDevice, rms_norm, softmax, using
 from transformer_rtc.errors import ArgumentError
+from transformer_rtc.spec import Params
 
 NAMES = "float32, float16, bfloat16"
 
@@ -27,6 +28,14 @@ def test_a_tensor_that_requires_grad_is_refused_only_while_grad_mode_is_on(torch
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert rms_norm(x).shape == x.shape
+
+
+def test_a_tensor_of_several_elements_is_no_number(torch):
+    several = torch.ones(2)
+    with pytest.raises(ArgumentError, match=r"^factor must be of the type float32; it is tensor"):
+        Params([Field("factor", "float32")]).pack(factor=several)
+    with pytest.raises(ArgumentError, match=r"^softmax: window must be a number of keys"):
+        softmax(torch.ones(4, 64), causal="aligned", window=several)
 
 
 def test_arrays_of_two_frameworks_are_refused(torch):

@@ -190,7 +190,7 @@ def _region(name: str, causal: str | None, window: int | None) -> tuple[bool, bo
     if window is not None:
         try:
             keys = 0 if isinstance(window, bool) else index(window)
-        except TypeError:  # it is no integer
+        except (TypeError, ValueError, RuntimeError):  # it is no integer; a tensor of several raises one of the others
             keys = 0
         if keys < 1:
             raise ArgumentError(f"{name}: window must be a number of keys of at least 1; it is {shown(window)}")
