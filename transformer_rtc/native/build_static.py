@@ -58,13 +58,15 @@ def plan(folder: Path, built: Path) -> None:
     built.mkdir(parents=True, exist_ok=True)
     targets = [(architecture, "cubin") for architecture in ARCHITECTURES] + [(static.PTX_ARCHITECTURE, "ptx")]
     planned: dict[str, dict[str, Any]] = {}
+    # Options that only the compile itself knows.
+    compiled_by = [Path(file).read_text() for file in (__file__, compiler.__file__)]
     for name, family in sorted({operator.family.name: operator.family for operator in operators().values()}.items()):
         program = family.static_program()
         assert "Mock" not in program
         ptx = static.file_name(name, static.PTX_ARCHITECTURE, "ptx")
         for architecture, kind in targets:
             made_of = [program, sources.included(program), compiler.OPTIONS, architecture, kind]
-            made_of.append(compiler.compiler_identity())
+            made_of += [compiler.compiler_identity(), compiled_by]
             planned[static.file_name(name, architecture, kind)] = {
                 "family": name,
                 "architecture": architecture,
@@ -74,14 +76,19 @@ def plan(folder: Path, built: Path) -> None:
                 "program": program,
                 "digest": hashlib.sha256(json.dumps(made_of).encode()).hexdigest(),
             }
-    (folder / "plan.json").write_text(json.dumps(planned))
+    before = folder / "plan.json"
+    if before.exists():
+        for file in json.loads(before.read_text()).keys() - planned.keys():
+            for gone in (folder / f"{file}.json", folder / file, built / file, built / "manifest.json"):
+                gone.unlink(missing_ok=True)
+    before.write_text(json.dumps(planned))
     missing = [file for file, target in planned.items() if _record(folder, file).get("digest") != target["digest"]]
     for file in missing:
         for gone in (folder / f"{file}.json", folder / file, built / file):
             gone.unlink(missing_ok=True)
     print(";".join(planned), end="")
     if missing:
-        _say(f"{len(missing)} of {len(planned)} static kernels are to be compiled")
+        _say(f"{len(missing)} of {len(planned)} static kernels are to be compiled, beside the native modules")
 
 
 def compile_one(folder: Path, file: str) -> None:
@@ -105,6 +112,7 @@ def compile_one(folder: Path, file: str) -> None:
     if target["ptx"] is not None:
         images[target["ptx"]] = compiled.ptx
     for name, image in images.items():
+        (folder / f"{name}.json").unlink(missing_ok=True)  # the record last: with it, the file is whole
         (folder / name).write_bytes(image)
         record = {
             "file": name,
