@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from transformer_rtc import _native
-from transformer_rtc.errors import DeviceNotFoundError, DriverNotFoundError
+from transformer_rtc.errors import DeviceNotFoundError, DriverNotFoundError, TransformerRtcError
 
 HERE = Path(__file__).parent
 SAMPLE_SEED = pytest.StashKey[int]()
@@ -80,18 +80,21 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if _missing(collection_path) else None
 
 
-def _samples(config: pytest.Config) -> bool:
-    """Whether only a share of the thorough tests runs: not where tests are named."""
-    return not config.getoption("--everything") and not any("::" in argument for argument in config.args)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return how many workers `-n auto` has: on a GPU, each has a context and memory of its own."""
+    return None if missing_gpu() else min(os.cpu_count() or 1, 12)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what cannot run here, and thorough tests that the sample does not have."""
-    whole, seed = not _samples(config), config.stash[SAMPLE_SEED]
+    whole, seed = config.getoption("--everything"), config.stash[SAMPLE_SEED]
+    named = [os.path.basename(file) + test for file, test in (arg.split("::", 1) for arg in config.args if "::" in arg)]
 
     def is_left_out(item: pytest.Item) -> bool:
         shares = [mark.kwargs.get("share", 1) for mark in item.iter_markers("thorough")]
-        drawn = whole or zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32 < min(shares, default=1)
+        file, _, test = item.nodeid.partition("::")
+        is_named = (os.path.basename(file) + test).startswith(tuple(named))
+        drawn = whole or is_named or zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32 < min(shares, default=1)
         return not drawn or _missing(item.path)  # a path that is named is collected whatever it needs
 
     left_out = [item for item in items if is_left_out(item)]
@@ -102,26 +105,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for folder, (what, missing) in _NEEDS.items():
-        if missing():
-            terminalreporter.write_line(f"tests/{folder} did not run, as it needs {what}: {missing()}")
-    if not config.getoption("markexpr") and _samples(config):
+        with contextlib.suppress(TransformerRtcError):  # a driver that fails: the tests say so
+            if missing():
+                terminalreporter.write_line(f"tests/{folder} did not run, as it needs {what}: {missing()}")
+    if not config.getoption("markexpr") and not config.getoption("--everything"):
         terminalreporter.write_line(f"a sample of the thorough tests ran: --sample-seed {config.stash[SAMPLE_SEED]}")
 
 
-@pytest.fixture(autouse=True)
-def _beside_others(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let a test that is marked `alone` run while no other worker runs one."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Let a test that is marked `alone` run while no other worker runs one or sets one up."""
     if "PYTEST_XDIST_WORKER" not in os.environ or kernel_cache.folder is None:
-        yield
-        return
-    alone = request.node.get_closest_marker("alone") is not None
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
     folder = Path(kernel_cache.folder).parent
     with open(folder / "turn.lock", "w") as turn, open(folder / "running.lock", "w") as running:
         # Whoever waits for all others has the turn meanwhile, so that no worker begins another test.
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(turn, fcntl.LOCK_UN)
-        yield
+        return (yield)
 
 
 @pytest.fixture

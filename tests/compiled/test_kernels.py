@@ -54,7 +54,7 @@ def test_a_kernel_of_every_kind_compiles_within_the_limits(group):
     assert_as_described(first()[group::FIRST_GROUPS])
 
 
-@pytest.mark.thorough(share=0.18)
+@pytest.mark.thorough(share=0.25)
 @pytest.mark.parametrize(
     ("architecture", "group"), [(architecture, n) for architecture, groups in GROUPS.items() for n in range(groups)]
 )

@@ -35,6 +35,16 @@ def test_every_framework_gives_its_own_arrays_and_the_same_bits(framework, case,
     assert_same_bits(calls.call(case, given), results, "staged")
 
 
+@pytest.mark.parametrize("dtype", FLOAT8, ids=lambda dtype: dtype.symbol)
+def test_torch_converts_to_8_bits_as_the_reference_does(dtype, gpu, rng):
+    # What the operators give is held to the reference, which ml_dtypes converts.
+    values = rng.integers(0, 1 << 32, 1 << 20, np.uint32).view(np.float32)
+    most = np.float32(reference.LARGEST[dtype])
+    values = values[np.isfinite(values)].clip(-most, most)
+    converted = gpu.array(values).to(gpu.dtype(dtype))
+    np.testing.assert_array_equal(bits(gpu.host(converted)), bits(values.astype(reference.NUMPY_TYPES[dtype])))
+
+
 def test_host_arrays_are_written_where_the_caller_says(implementation, rng):
     # All that is written goes back: two arrays of rows, and single values.
     case = case_of("add_rms_norm", 37, 1000, FLOAT32, out=FLOAT8[0], scaling=DELAYED)

@@ -1,6 +1,6 @@
 """The operators' calls fuzzed in the simulator, on the general kernels, so that nothing is compiled on the way.
 
-``FUZZED_CALLS=200000`` makes as many calls, about 150 in a second.
+``FUZZED_CALLS=200000`` makes as many in the thorough test, about 150 in a second.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from transformer_rtc.errors import AllocationError, ArgumentError
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.thorough)])
+MANY = int(os.environ.get("FUZZED_CALLS", "5000"))
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(MANY, marks=pytest.mark.thorough, id="many")])
 def test_every_call_ends_in_an_error_of_ours_or_in_a_right_result(count):
     with using(SimulatedDevice(static=True, checked=True)):
-        hold_calls(int(os.environ.get("FUZZED_CALLS", count)))
+        hold_calls(count)
 
 
 @pytest.mark.parametrize("shape", [(2**40, 4), (2**20, 2**20, 4), (2**50, 4), (2**58, 4)])

@@ -142,7 +142,7 @@ def test_every_operator_is_within_the_bound_however_its_rows_are_held(name, rng)
         hold(simulated(architecture), small, rng)
 
 
-@pytest.mark.thorough(share=0.5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CHOSEN)
 def test_every_case_is_within_the_bound_and_has_the_same_bits_in_every_order(name, rng):
     case, architecture = CHOSEN[name]
@@ -184,7 +184,7 @@ def test_the_general_kernels_are_within_the_bound(name, rng):
     hold(simulated(90, EVERY_ORDER[:2], static=True), case, rng, layouts)
 
 
-@pytest.mark.thorough(share=0.3)
+@pytest.mark.thorough
 def test_the_general_kernels_run_on_an_architecture_without_clusters(rng):
     case = Case(3, 1500, FLOAT32, FLOAT16, FLOAT8[0], operator="layer_norm", bias=FLOAT32, scaling=DELAYED)
     (rig,) = simulated(static=True)

@@ -157,7 +157,7 @@ def test_a_window_far_behind_the_first_columns_of_staged_rows(threads, window, r
             hold_drawn(simulated(), rng, (3, 3, 4099), dtype, 0.7, causal="aligned", window=window)
 
 
-@pytest.mark.thorough(share=0.2)  # of gigabytes; what it needs of a Vec is held in test_vector.py, too
+@pytest.mark.thorough  # of gigabytes; what it needs of a Vec is held in test_vector.py, too
 def test_a_window_that_begins_far_behind_the_first_chunk():
     keys = 2**27 + 2**20  # the window begins further than bits can be counted: trtc::Vec::keep
     memory = np.ones(keys + 8, np.float16)

@@ -229,18 +229,19 @@ def _transformer_engine() -> Iterator[Case]:
                 )  # fmt: skip
 
 
-def _scaled_rows() -> Iterator[Case]:
-    """Yield a case of the longest row of each tuning row that is for rows with a scale."""
+def scaled_rows() -> Iterator[tuple[Case, int]]:
+    """Yield a case of the longest row of each tuning row that is for rows with a scale, and its CTAs."""
     outputs = itertools.cycle((*FLOAT8, INT8))
     for table in (norm_configurations._ROW_SCALED_FORWARD, norm_configurations._ROW_SCALED_SIZES):
         for (norm, size), entries in table.items():
             dtype = {2: BFLOAT16, 4: FLOAT32}[size]
             for entry in entries:
                 hidden = entry.vectors * 16 // size
-                yield Case(
+                case = Case(
                     max(1, min(5, _MOST_ELEMENTS // hidden)), hidden, dtype, dtype, next(outputs), operator=norm,
                     bias=dtype if norm == "layer_norm" else None, scaling=BY_ROW,
                 )  # fmt: skip
+                yield case, entry.ctas
 
 
 def draw(hidden: int, backward: bool, drawn: random.Random) -> Case:
@@ -332,9 +333,8 @@ PLAIN = tuple(
 _FIXED = [
     Case(1, 1 << 20, BFLOAT16, BFLOAT16, FLOAT8_E4M3, operator="add_rms_norm", residual=BFLOAT16, scaling=("amax",))
 ]
-CASES = tuple(
-    {case.name: case for case in (*PLAIN, *_transformer_engine(), *_scaled_rows(), *_FIXED, *_others())}.values()
-)
+_SCALED = (case for case, _ in scaled_rows())
+CASES = tuple({case.name: case for case in (*PLAIN, *_transformer_engine(), *_SCALED, *_FIXED, *_others())}.values())
 
 
 def division_of(case: Case, limits: DeviceLimits) -> tuple[Any, ...]:

@@ -276,8 +276,9 @@ class Fault:
         return _Changed(self.subject.spec, next(iter(self.made[0].values())))
 
     def report(self, order: str) -> SimulationError | None:
-        with mock.patch.object(sources, "texts", lambda: self.made[0]):
-            kernel = manager().get(self._spec, device(order))
+        texts, spec = self.made[0], self._spec  # of the sources as they are
+        with mock.patch.object(sources, "texts", lambda: texts):
+            kernel = manager().get(spec, device(order))
         try:
             kernel.launch(self.subject.config, self.subject.values())
         except SimulationError as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 from transformer_rtc import KernelManager, compiler, sources
 from transformer_rtc.cache import DiskCache, digest
 from transformer_rtc.compiler import Compiled
 
-# Set by tests/conftest.py: a folder of pytest's own cache, which `pytest --cache-clear` empties. None: no disk cache.
+# Set by tests/conftest.py: a folder of pytest's own cache. None: no disk cache.
 folder: str | None = None
 
 
@@ -31,7 +32,7 @@ def compile_with_report(symbol: str, program: str, options: tuple[str, ...], arc
     options = (*options, compiler.REPORT)
     parts = {
         "program": program, "headers": headers, "options": [*compiler.OPTIONS, *options], "architecture": architecture,
-        "compiler": compiler.compiler_identity(),
+        "compiler": [compiler.compiler_identity(), inspect.getsource(compiler)],
     }  # fmt: skip
     key, stem = digest(parts), f"report.{symbol}.sm_{architecture}"
     found = cache.get(stem, key)

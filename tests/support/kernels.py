@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import kernel_cache
-from cases import BACKWARD, BY_ROW, CASES, Case, division_of
+from cases import BACKWARD, CASES, Case, division_of, scaled_rows
 
 from transformer_rtc import compiler, sources
 from transformer_rtc.cache import digest
@@ -25,10 +25,8 @@ from transformer_rtc.spec import (
     BFLOAT16,
     BOOL,
     FLOAT8_E4M3,
-    FLOAT8_E5M2,
     FLOAT16,
     FLOAT32,
-    INT8,
     DeviceLimits,
     DType,
     KernelSpec,
@@ -97,11 +95,9 @@ def _longest_rows() -> Iterator[Case]:
 
 def _scaled_rows() -> Iterator[tuple[Case, int]]:
     """Yield calls with a scale for each row and columns of either type, and how many CTAs a row has."""
-    outputs = itertools.cycle((FLOAT8_E4M3, FLOAT8_E5M2, INT8))
-    for norm, dtype, hidden, line in _lines("_ROW_SCALED_FORWARD", "_ROW_SCALED_SIZES"):
-        out = next(outputs)
-        for column in (dtype, FLOAT32):
-            yield call(norm, hidden, dtype, column, out=out, scaling=BY_ROW), line.ctas
+    for case, ctas in scaled_rows():
+        for column in (case.x, FLOAT32):
+            yield case._replace(weight=column, bias=column if case.bias else None), ctas
 
 
 def _once_spilled() -> Iterator[Case]:

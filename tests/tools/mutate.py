@@ -16,6 +16,7 @@ import concurrent.futures
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # Only these read the kernels' texts.
 FOLDERS = ("tests/simulated", "tests/compiled", "tests/unit")
-OUTCOMES = ("compile", "checks", "survived")
+OUTCOMES = ("compile", "checks", "survived", "failed")
+# Seconds: no mutant's tests take so long, with their compiles.
+TIMEOUT = 1800
 
 
 class Known(NamedTuple):
@@ -59,12 +62,20 @@ class Known(NamedTuple):
         )
 
 
-def run_pytest(arguments: Iterable[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run_pytest(arguments: Iterable[str], environment: dict[str, str], seconds: float | None = None) -> tuple[int, str]:
+    """Return pytest's exit status, and what it printed; after so many seconds it and what it started are killed."""
     paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "mutated", *arguments], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": paths, **environment}, check=False,
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "mutated", *arguments], cwd=ROOT, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
     )  # fmt: skip
+    try:
+        printed, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate()
+    return process.returncode, printed
 
 
 def tier_of(options: argparse.Namespace) -> list[str]:
@@ -77,9 +88,9 @@ def tier_of(options: argparse.Namespace) -> list[str]:
 def measure(options: argparse.Namespace) -> Known:
     """Run the tests on the texts as they are: they must pass."""
     with tempfile.TemporaryDirectory() as folder:
-        done = run_pytest([f"-n{options.jobs}", *tier_of(options), *FOLDERS], {"MUTATION_RECORD": folder})
-        if done.returncode != 0:
-            sys.exit(f"the tests fail on the texts as they are:\n{done.stdout[-4000:]}{done.stderr[-2000:]}")
+        status, printed = run_pytest([f"-n{options.jobs}", *tier_of(options), *FOLDERS], {"MUTATION_RECORD": folder})
+        if status != 0:
+            sys.exit(f"the tests fail on the texts as they are:\n{printed[-4000:]}")
         found = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
     known = Known({}, {})
     for part in found:
@@ -91,27 +102,33 @@ def measure(options: argparse.Namespace) -> Known:
 def judge(mutant: Mutant, known: Known, options: argparse.Namespace) -> dict[str, Any]:
     """Run the tests on a mutant until one fails, and return what became of it."""
     tests, start = known.order(mutant), time.perf_counter()
+    found: dict[str, Any] | None = {"outcome": "survived", "test": "", "detail": "no test reads this text"}
     with tempfile.TemporaryDirectory() as folder:
         result, given = Path(folder, "result.json"), Path(folder, "mutant.json")
         given.write_text(json.dumps({"file": mutant.file, "text": mutant.text, "tests": tests, "result": str(result)}))
         files = dict.fromkeys(test.partition("::")[0] for test in tests)
-        done = run_pytest(["-n0", "-x", *tier_of(options), *files], {"MUTATION_MUTANT": str(given)})
-        # A crash of the process leaves no result.
-        found = json.loads(result.read_text()) if result.exists() else None
-    found = found or {"outcome": "checks", "test": "", "detail": f"pytest ended with {done.returncode}"}
+        if tests:
+            command = ["-n0", "-x", *tier_of(options), *files]
+            status, printed = run_pytest(command, {"MUTATION_MUTANT": str(given)}, TIMEOUT)
+            found = json.loads(result.read_text()) if result.exists() else None
+        if found is None:
+            # The process crashed, or was killed; else pytest itself has failed, which says nothing of the mutant.
+            outcome = "checks" if status < 0 else "failed"
+            found = {"outcome": outcome, "test": "", "detail": f"pytest ended with {status}: {printed[-200:]}"}
     return {**mutant._replace(text="")._asdict(), **found, "seconds": round(time.perf_counter() - start, 1)}
 
 
 def report(results: Iterable[dict[str, Any]]) -> None:
     """Print a table by file, and every survivor, in Markdown."""
     results = sorted(results, key=lambda result: (result["file"], result["line"], result["mutated"]))
-    print("| file | mutants | seen by compile | seen by the checks | survived |\n|---|--:|--:|--:|--:|")
+    print("| file | mutants | seen by compile | seen by the checks | survived | pytest failed |")
+    print("|---|--:|--:|--:|--:|--:|")
     for file in [*dict.fromkeys(result["file"] for result in results), "all"]:
         counts = collections.Counter(result["outcome"] for result in results if file in (result["file"], "all"))
         print(f"| {file} | {counts.total()} | " + " | ".join(str(counts[outcome]) for outcome in OUTCOMES) + " |")
     print("\n| place | mutation | mutated line | tests |\n|---|---|---|---|")
     for result in results:
-        if result["outcome"] == "survived":
+        if result["outcome"] in ("survived", "failed"):
             cells = [f"{result['file']}:{result['line']}", f"`{result['what']}`", f"`{result['mutated']}`"]
             print("| " + " | ".join(cell.replace("|", "\\|") for cell in [*cells, result["detail"]]) + " |")
 
@@ -165,6 +182,7 @@ def main() -> None:
                 options.json.write_text(json.dumps(results, indent=1))
             if time.monotonic() > end:
                 pool.shutdown(wait=True, cancel_futures=True)
+                results = [one.result() for one in pending if one.done() and not one.cancelled()]
                 break
             if number % 10 == 0:
                 counts = collections.Counter(result["outcome"] for result in results)

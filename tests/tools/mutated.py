@@ -121,7 +121,6 @@ class Judge:
         self.order = {test: number for number, test in enumerate(tests)}
         self.result = result
         self.folder = tempfile.TemporaryDirectory()
-        self.shared = kernel_cache.folder
         self.ran = 0
 
     def pytest_sessionstart(self) -> None:
@@ -144,8 +143,9 @@ class Judge:
         name = call.excinfo.typename
         self._write("compile" if name == "CompileError" else "checks", item.nodeid, f"{name}: {call.excinfo.value}")
 
-    def pytest_sessionfinish(self) -> None:
-        if not os.path.exists(self.result):
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        # Another status is a failure of pytest's own, such as a test file that cannot be imported.
+        if not os.path.exists(self.result) and exitstatus == pytest.ExitCode.OK:
             self._write("survived", "", f"{self.ran} tests ran")
         self.folder.cleanup()
 

@@ -98,6 +98,13 @@ def test_what_two_odd_rows_put_together_fits_beside_each_other(architecture, ope
             assert_fits(case.specialise(limits)[1], limits)
 
 
+@pytest.mark.parametrize("suffix", ("FORWARD", "BACKWARD", "FORWARD_SIZES", "BACKWARD_SIZES", "ROW_SCALED_SIZES"))
+def test_tuning_rows_are_in_the_order_of_their_lengths(suffix):
+    # The first that is long enough is taken: one behind a longer one would never be.
+    for rows in getattr(norm_configurations, f"_{suffix}").values():
+        assert [row.vectors for row in rows] == sorted(row.vectors for row in rows)
+
+
 @TWO_TYPES
 def test_layer_norm_of_whole_vectors_fills_its_ctas(dtype, rng):
     for vectors in rng.choice(norm_configurations._FITTED_VECTORS, 4000, replace=False):

@@ -48,7 +48,7 @@ JSON = st.recursive(
 )
 
 
-@pytest.fixture(params=["few", pytest.param("many", marks=pytest.mark.thorough(share=0.3))])
+@pytest.fixture(params=["few", pytest.param("many", marks=pytest.mark.thorough)])
 def fuzz(request) -> Callable[..., None]:
     """Return what runs a check of values that are drawn."""
     examples = 100 if request.param == "few" else int(os.environ.get("FUZZED_FILES", "1000"))

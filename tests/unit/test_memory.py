@@ -55,7 +55,7 @@ def test_kernels_that_nobody_needs_are_unloaded(script, expected, fake_driver):
     assert fake_driver(f"{QUICK}\n{script}") == expected
 
 
-@pytest.mark.parametrize("sizes", [4200, pytest.param(9000, marks=pytest.mark.thorough(share=0.3))])
+@pytest.mark.parametrize("sizes", [4200, pytest.param(9000, marks=pytest.mark.thorough)])
 def test_plans_and_kernels_of_hidden_sizes_that_vary_without_end_are_bounded(sizes, fake_driver):
     # Each size is a key; the memory of the first thousands is that of the last ones.
     script = f"""{QUICK}

@@ -128,7 +128,7 @@ print(dict(manager.counts))
     assert fake_driver(script) == ["('cubin', {'compile': 1})", "ended 0", "{'compile': 1}"]
 
 
-@pytest.mark.parametrize("forks", [3, pytest.param(20, marks=pytest.mark.thorough(share=0.3))])
+@pytest.mark.parametrize("forks", [3, pytest.param(20, marks=pytest.mark.thorough)])
 def test_children_forked_while_nvrtc_compiles_compile(forks, fake_driver):
     script = f"""
 from transformer_rtc import compiler
@@ -152,7 +152,7 @@ def test_spawned_processes_work_whatever_their_parent_did(fake_driver):
     assert fake_driver(SPAWN) == [str([True] * 4)]
 
 
-@pytest.mark.parametrize("count, keys", [(16, 3), pytest.param(64, 16, marks=pytest.mark.thorough(share=0.3))], ids=str)
+@pytest.mark.parametrize("count, keys", [(16, 3), pytest.param(64, 16, marks=pytest.mark.thorough)], ids=str)
 def test_many_threads_compile_and_load_each_key_once_and_not_one_after_the_other(count, keys, fake_driver, tmp_path):
     (together,) = fake_driver(threads(count, keys), CACHE_DIR=str(tmp_path))
     assert float(together) > 1

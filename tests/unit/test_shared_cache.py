@@ -24,7 +24,7 @@ KEY, OTHER, *_ = KEYS
 PAYLOAD = bytes(range(16))
 # Its storms in small; by hand they are large.
 STRESS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "cache_stress.py"))
-MANY = pytest.mark.thorough(share=0.3)
+MANY = pytest.mark.thorough
 
 
 @pytest.fixture
