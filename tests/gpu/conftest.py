@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -46,6 +47,23 @@ def uncollected():
         # Else a process keeps what its largest test needed, and a dozen of them more than a GPU of 80 GB has.
         gc.collect()
         torch.cuda.empty_cache()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked `without_jax` in a process of its own, if this one has loaded JAX."""
+    if "jax" not in sys.modules or pyfuncitem.get_closest_marker("without_jax") is None:
+        return None
+    options = ["-n0", "-q", "-m", "", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, f"{pyfuncitem.path}::{pyfuncitem.name}"],
+        cwd=pyfuncitem.path.parent,  # not a source tree: Python would import from it
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
 
 
 @pytest.fixture

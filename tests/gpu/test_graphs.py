@@ -99,7 +99,7 @@ def all_of(x, weight, dy, **options):
 # ---- Cold calls -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@pytest.mark.parametrize("mode", [pytest.param("global", marks=pytest.mark.without_jax), "thread_local", "relaxed"])
 def test_a_cold_call_in_a_graph_of_torch(mode, implementation, cold, gpu, rng):
     torch = gpu.module
     x, weight, dy = data(gpu, rng)
@@ -129,7 +129,7 @@ def test_a_cold_call_with_the_captured_stream_of_torch_as_its_argument(cold, gpu
     assert_same(gpu, found, all_of(x, weight, dy))
 
 
-@pytest.mark.parametrize("mode", ["GLOBAL", "THREAD_LOCAL", "RELAXED"])
+@pytest.mark.parametrize("mode", [pytest.param("GLOBAL", marks=pytest.mark.without_jax), "THREAD_LOCAL", "RELAXED"])
 def test_a_cold_call_in_a_graph_of_the_driver_with_tensors_of_torch(mode, implementation, cold, gpu, rng):
     torch = gpu.module
     x, weight, dy = data(gpu, rng)
