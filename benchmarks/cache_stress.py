@@ -26,7 +26,8 @@ from transformer_rtc.cache import DiskCache, digest, parse_entry
 WORKER = """
 import sys
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.dispatch import Request, operators
+from transformer_rtc.dispatch import operators
+from transformer_rtc.request import Request
 from transformer_rtc.manager import KernelManager
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16
 folder, keys = sys.argv[1], int(sys.argv[2])

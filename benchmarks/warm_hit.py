@@ -25,7 +25,8 @@ import transformer_rtc as t
 from transformer_rtc import _native, launch
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import compiler_identity
-from transformer_rtc.dispatch import Request, operators
+from transformer_rtc.dispatch import operators
+from transformer_rtc.request import Request
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, DeviceLimits, KernelSpec, Target
 
 MANY = 1000

@@ -21,10 +21,10 @@ from .errors import *  # noqa: F403
 from .errors import __all__ as _errors
 from .launch import Kernel, LaunchConfig, device_limits
 from .manager import Event, KernelManager, manager
-from .ops.norms import *  # noqa: F403
-from .ops.norms import __all__ as _norms
-from .ops.softmax import *  # noqa: F403
-from .ops.softmax import __all__ as _softmax
+from .ops.norm.api import *  # noqa: F403
+from .ops.norm.api import __all__ as _norms
+from .ops.softmax.api import *  # noqa: F403
+from .ops.softmax.api import __all__ as _softmax
 from .settings import settings as _settings
 from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, TextSpec

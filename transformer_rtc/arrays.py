@@ -21,7 +21,7 @@ from .errors import AllocationError, ArgumentError, DeviceNotFoundError, shown
 from .spec import BFLOAT16, BOOL, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, UINT8, DType
 
 if TYPE_CHECKING:
-    from .dispatch import Argument
+    from .request import Argument
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 HOST = -1  # the device of arrays that are simulated

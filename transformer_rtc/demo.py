@@ -14,12 +14,13 @@ import numpy as np
 
 from . import _native, spec
 from .cache import DiskCache
-from .dispatch import Request, using
+from .dispatch import using
 from .errors import DeviceNotFoundError
 from .launch import device_limits
 from .manager import KernelManager
-from .ops.norm_kernels import ForwardSpec
-from .ops.norms import forward_spec, rms_norm
+from .ops.norm.api import forward_spec, rms_norm
+from .ops.norm.kernels import ForwardSpec
+from .request import Request
 from .simulator import SimulatedDevice
 
 # Hidden sizes, and whose they are; the last is longer than a CTA holds.

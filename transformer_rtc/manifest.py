@@ -12,8 +12,9 @@ from typing import Any
 
 from . import _native, dispatch, usage
 from .checks import path_of
-from .dispatch import Argument, Asked, Request, operators
+from .dispatch import operators
 from .errors import ArgumentError, shown
+from .request import Argument, Asked, Request
 from .settings import settings
 from .spec import DTYPES, DeviceLimits, Field, TextSpec
 

@@ -13,11 +13,12 @@ import numpy as np
 from . import _native, manifest
 from .arrays import dtype_id
 from .checks import check_flag, is_integer
-from .dispatch import Argument, Asked, Request, forms, operators
+from .dispatch import forms, operators
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .launch import device_limits
 from .manager import KernelManager, manager
 from .manifest import ManifestEntry
+from .request import Argument, Asked, Request
 from .spec import ARCHITECTURES, BOOL, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
 
 __all__ = ["WarmupRecord", "argument_names", "warmup"]

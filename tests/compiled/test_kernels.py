@@ -21,8 +21,8 @@ from kernels import (
     template_of,
 )
 
-from transformer_rtc.ops.norm_kernels import BackwardSpec
-from transformer_rtc.ops.softmax_kernels import BUCKETS
+from transformer_rtc.ops.norm.kernels import BackwardSpec
+from transformer_rtc.ops.softmax.kernels import BUCKETS
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT32
 
 # So many tests share the kernels of an architecture. Which a test compiles is found when it runs.

@@ -16,7 +16,8 @@ import transformer_rtc
 from transformer_rtc import device_limits, dispatch, sources, static
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.manager import KernelManager
-from transformer_rtc.ops import norms
+from transformer_rtc.ops.norm import api as norms
+from transformer_rtc.request import LaunchRule
 
 KEPT = 1 << 30  # bytes that torch may keep for later tests
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory to the others
@@ -94,7 +95,7 @@ class Limited(Renamed):
     def __init__(self, max_cluster_size: int) -> None:
         super().__init__("rms_norm")
         self.max_cluster_size = max_cluster_size
-        self.rules: list[dispatch.LaunchRule] = []
+        self.rules: list[LaunchRule] = []
 
     def specialise(self, request, limits):
         # Not more than dispatch asks for: where no such cluster can be resident, it tries smaller ones.

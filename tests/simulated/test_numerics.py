@@ -50,8 +50,8 @@ from rigs import (
 )
 
 from transformer_rtc import LaunchConfig, dispatch
-from transformer_rtc.ops.norm_configurations import NormConfig
-from transformer_rtc.ops.norm_general import GeneralSpec
+from transformer_rtc.ops.norm.general import GeneralSpec
+from transformer_rtc.ops.norm.heuristics import NormConfig
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, DType
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -11,8 +11,8 @@ from reference import assert_within
 from softmax_checks import DIVIDED, FLOATS, OF_TYPES, TABLES, at, bits, call, calls_of, held, poisoned, simulated
 
 from transformer_rtc import _native, arrays, dispatch
-from transformer_rtc.ops import softmax as module
-from transformer_rtc.ops.softmax_kernels import BUCKETS
+from transformer_rtc.ops.softmax import api as module
+from transformer_rtc.ops.softmax.kernels import BUCKETS
 from transformer_rtc.spec import BFLOAT16, FLOAT32
 
 pytestmark = pytest.mark.usefixtures("kernels", poisoned.__name__)

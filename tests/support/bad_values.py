@@ -18,8 +18,8 @@ import numpy as np
 import transformer_rtc
 from transformer_rtc import Field, LaunchConfig, SimulatedDevice, TextSpec, _native, dispatch
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.dispatch import Argument
 from transformer_rtc.errors import shown
+from transformer_rtc.request import Argument
 from transformer_rtc.spec import DTYPES, Target
 
 DEVICE = SimulatedDevice(static=True)

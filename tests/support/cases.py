@@ -7,9 +7,10 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from transformer_rtc.dispatch import LaunchRule, Request, StaticKernel, operators
-from transformer_rtc.ops import norm_configurations
-from transformer_rtc.ops.norm_general import GeneralSpec
+from transformer_rtc.dispatch import operators
+from transformer_rtc.ops.norm import heuristics as norm_configurations
+from transformer_rtc.ops.norm.general import GeneralSpec
+from transformer_rtc.request import LaunchRule, Request, StaticKernel
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,

@@ -36,8 +36,8 @@ import numpy as np
 import reference
 
 from transformer_rtc import Field, KernelManager, LaunchConfig, SimulatedDevice, SimulationError, sources
-from transformer_rtc.ops.norm_configurations import NormConfig
-from transformer_rtc.ops.norm_kernels import ForwardSpec
+from transformer_rtc.ops.norm.heuristics import NormConfig
+from transformer_rtc.ops.norm.kernels import ForwardSpec
 from transformer_rtc.simulator.device import ORDERS
 from transformer_rtc.spec import FLOAT32, DType, KernelSpec, TextSpec
 

@@ -15,11 +15,13 @@ from cases import BACKWARD, CASES, Case, division_of, scaled_rows
 
 from transformer_rtc import compiler, sources
 from transformer_rtc.cache import digest
-from transformer_rtc.dispatch import LaunchRule, Request, operators
+from transformer_rtc.dispatch import operators
 from transformer_rtc.errors import CompileError
-from transformer_rtc.ops import norm_configurations, softmax_kernels
-from transformer_rtc.ops.norm_general import GeneralSpec
+from transformer_rtc.ops.norm import heuristics as norm_configurations
+from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.programs import general_program
+from transformer_rtc.ops.softmax import kernels as softmax_kernels
+from transformer_rtc.request import LaunchRule, Request
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from transformer_rtc import _native, arrays, dispatch
-from transformer_rtc.dispatch import Argument
+from transformer_rtc.request import Argument
 from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 BASE = 1 << 32  # an address, far from others

@@ -19,9 +19,10 @@ from frameworks import Framework, Guarded, bits
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, dispatch, launch, using
-from transformer_rtc.ops import norms
-from transformer_rtc.ops.norm_configurations import NormConfig
-from transformer_rtc.ops.norm_kernels import BackwardSpec, ForwardSpec
+from transformer_rtc.ops.norm import api as norms
+from transformer_rtc.ops.norm.heuristics import NormConfig
+from transformer_rtc.ops.norm.kernels import BackwardSpec, ForwardSpec
+from transformer_rtc.request import LaunchRule
 from transformer_rtc.spec import ARCHITECTURES, DType
 
 EVERY_ARCHITECTURE = tuple(ARCHITECTURES)
@@ -240,7 +241,7 @@ def configured(operator: str, config: NormConfig) -> Iterator[None]:
         del dispatch._operators[name]
 
 
-def few(architecture: int, rule: dispatch.LaunchRule) -> int:
+def few(architecture: int, rule: LaunchRule) -> int:
     """Return the fewest multiprocessors that hold a row's CTAs together."""
     # A kernel's static shared memory is some hundred bytes.
     held = SimulatedDevice(architecture).max_active_ctas(rule.threads, rule.dynamic_shared_memory + 1024)

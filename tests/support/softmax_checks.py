@@ -18,8 +18,8 @@ from rigs import Rig
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, arrays, dispatch, using
-from transformer_rtc.ops import softmax as module
-from transformer_rtc.ops.softmax_kernels import BUCKETS, SoftmaxConfig
+from transformer_rtc.ops.softmax import api as module
+from transformer_rtc.ops.softmax.kernels import BUCKETS, SoftmaxConfig
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32, DType
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)

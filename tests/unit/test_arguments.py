@@ -20,7 +20,7 @@ from native_calls import view as any_view
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, dispatch, rms_norm, using
 from transformer_rtc.errors import AllocationError, ArgumentError, DriverNotFoundError
-from transformer_rtc.ops import norms
+from transformer_rtc.ops.norm import api as norms
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
 
 HEADS = (6, 4, 64)

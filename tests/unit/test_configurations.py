@@ -8,10 +8,10 @@ import random
 import pytest
 from cases import CASES, NORMS, Case, draw
 
-from transformer_rtc.ops import norm_configurations
-from transformer_rtc.ops.norm_configurations import RESERVED_SHARED, configure, configure_backward
-from transformer_rtc.ops.norm_general import GeneralSpec
-from transformer_rtc.ops.norm_kernels import FinishSpec
+from transformer_rtc.ops.norm import heuristics as norm_configurations
+from transformer_rtc.ops.norm.general import GeneralSpec
+from transformer_rtc.ops.norm.heuristics import RESERVED_SHARED, configure, configure_backward
+from transformer_rtc.ops.norm.kernels import FinishSpec
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32
 
 MOST_COLUMNS = 1 << 30

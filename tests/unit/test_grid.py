@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from native_calls import BASE, FLOATS, PLACES, Launch, Recorder, arrays_of, view
 
 from transformer_rtc import _native
-from transformer_rtc.dispatch import Argument
 from transformer_rtc.errors import ArgumentError
+from transformer_rtc.request import Argument
 from transformer_rtc.spec import BFLOAT16, FLOAT16
 
 Source = _native.Source

@@ -20,9 +20,10 @@ from transformer_rtc import _native, compiler, dispatch, sources
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.manager import KernelManager
-from transformer_rtc.ops.norm_configurations import NormConfig
-from transformer_rtc.ops.norm_general import GeneralSpec
-from transformer_rtc.ops.norm_kernels import BackwardSpec, FinishSpec, ForwardSpec
+from transformer_rtc.ops.norm.general import GeneralSpec
+from transformer_rtc.ops.norm.heuristics import NormConfig
+from transformer_rtc.ops.norm.kernels import BackwardSpec, FinishSpec, ForwardSpec
+from transformer_rtc.request import Request
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
@@ -119,7 +120,7 @@ ARRAYS = ("dy", "x", "weight", "mean", "rstd", "dresidual", "out", "dweight", "d
 def general(types, name="rms_norm_backward_wide", columns=524288) -> GeneralSpec:
     """Return the kernel of a call with arrays of these types."""
     dtypes = {array: types.get(array) for array in ARRAYS}
-    return GeneralSpec.of(name, dispatch.Request("rms_norm_backward", dtypes, columns, False, False))
+    return GeneralSpec.of(name, Request("rms_norm_backward", dtypes, columns, False, False))
 
 
 def test_calls_share_a_general_kernel_whatever_arrays_they_have():

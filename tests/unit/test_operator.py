@@ -20,8 +20,8 @@ from native_calls import EVERY_ROLE, FLOATS, ONE, PLACES, Recorder, arrays_of, n
 
 from transformer_rtc import KernelManager, SimulatedDevice, _native, arrays, dispatch, rms_norm, using
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.dispatch import Argument, LaunchRule, Request
 from transformer_rtc.errors import ArgumentError, LaunchError
+from transformer_rtc.request import Argument, LaunchRule, Request
 from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT16, FLOAT32, INT8, Field, Params, TextSpec
 
 Source = _native.Source

@@ -11,7 +11,7 @@ import pytest
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, dispatch, softmax, using
 from transformer_rtc.errors import ArgumentError
-from transformer_rtc.ops import softmax as module
+from transformer_rtc.ops.softmax import api as module
 
 NAMES = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 X, Y = np.zeros((2, 3, 4, 8), np.float32), np.zeros((2, 3, 2, 4, 8), np.float32)

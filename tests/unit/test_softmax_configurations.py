@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from transformer_rtc import dispatch
-from transformer_rtc.dispatch import LaunchRule, Request
-from transformer_rtc.ops.softmax_kernels import BUCKETS
+from transformer_rtc.ops.softmax.kernels import BUCKETS
+from transformer_rtc.request import LaunchRule, Request
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)

@@ -51,7 +51,8 @@ def plan(folder: Path, built: Path) -> None:
 
     from transformer_rtc import static
     from transformer_rtc.dispatch import operators
-    from transformer_rtc.ops import norms, softmax  # noqa: F401
+    from transformer_rtc.ops.norm import api as _norm  # noqa: F401
+    from transformer_rtc.ops.softmax import api as _softmax  # noqa: F401
     from transformer_rtc.spec import ARCHITECTURES
 
     folder.mkdir(parents=True, exist_ok=True)

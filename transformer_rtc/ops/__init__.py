@@ -1,1 +1,1 @@
-"""One file per operator family: check, configuration, kernel, launch."""
+"""Operator families: a folder each."""

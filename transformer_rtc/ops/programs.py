@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from ..dispatch import LaunchRule
+from ..request import LaunchRule
 from ..spec import DType, Field, Params
 
 __all__ = [

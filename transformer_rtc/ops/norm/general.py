@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from ..dispatch import LaunchRule, Request
-from ..spec import FLOAT32, Field, KernelSpec, Params
-from .norm_kernels import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, REALS, partial_bytes
-from .programs import (
+from ...request import LaunchRule, Request
+from ...spec import FLOAT32, Field, KernelSpec, Params
+from ..programs import (
     GEOMETRY,
     HEADS,
     MINIMAL,
@@ -28,6 +27,7 @@ from .programs import (
     row_fields,
     shape_of,
 )
+from .kernels import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, REALS, partial_bytes
 
 __all__ = ["GeneralSpec", "launches", "params_of", "program"]
 

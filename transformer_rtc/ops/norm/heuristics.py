@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..spec import FLOAT32, DeviceLimits, DType
-from .programs import RowDivision, present
+from ...spec import FLOAT32, DeviceLimits, DType
+from ..programs import RowDivision, present
 
 __all__ = [
     "SHARED_OF_MULTIPROCESSOR",

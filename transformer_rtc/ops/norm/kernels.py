@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..dispatch import LaunchRule
-from ..spec import BFLOAT16, FLOAT32, DeviceLimits, DType, Field, KernelSpec, Params
-from .norm_configurations import SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
-from .programs import (
+from ...request import LaunchRule
+from ...spec import BFLOAT16, FLOAT32, DeviceLimits, DType, Field, KernelSpec, Params
+from ..programs import (
     GEOMETRY,
     HEADS,
     MINIMAL,
@@ -22,6 +21,7 @@ from .programs import (
     row_fields,
     traits,
 )
+from .heuristics import SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
 
 __all__ = [
     "FINISH_BOUNDS",

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from operator import index
 from typing import Any
 
-from .. import _native
-from ..dispatch import Argument, LaunchRule, Operator, Request, StaticKernel
-from ..errors import ArgumentError, shown
-from ..spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, DType, KernelSpec
-from .softmax_kernels import (
+from ... import _native
+from ...dispatch import Operator
+from ...errors import ArgumentError, shown
+from ...request import Argument, LaunchRule, Request, StaticKernel
+from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, DType, KernelSpec
+from .kernels import (
     BUCKETS,
     MaskGradientSpec,
     SinkGradientSpec,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from .. import _native
-from ..dispatch import OF_HEADS, LaunchRule, Request
-from ..spec import BOOL, DeviceLimits, DType, Field, KernelSpec, Params
-from .programs import (
+from ... import _native
+from ...request import OF_HEADS, LaunchRule, Request
+from ...spec import BOOL, DeviceLimits, DType, Field, KernelSpec, Params
+from ..programs import (
     GEOMETRY,
     MINIMAL,
     ROW_SHAPES,

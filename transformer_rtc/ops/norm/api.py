@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ..dispatch import Argument, LaunchRule, Operator, Request, StaticKernel, add_form
-from ..errors import ArgumentError
-from ..spec import (
+from ...dispatch import Operator, add_form
+from ...errors import ArgumentError
+from ...request import Argument, LaunchRule, Request, StaticKernel
+from ...spec import (
     BFLOAT16,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
@@ -16,10 +17,10 @@ from ..spec import (
     DeviceLimits,
     KernelSpec,
 )
-from . import norm_general
-from .norm_configurations import configure, configure_backward
-from .norm_general import GeneralSpec
-from .norm_kernels import BackwardSpec, FinishSpec, ForwardSpec, finish_columns, finish_rule
+from . import general as norm_general
+from .general import GeneralSpec
+from .heuristics import configure, configure_backward
+from .kernels import BackwardSpec, FinishSpec, ForwardSpec, finish_columns, finish_rule
 
 __all__ = [
     "add_layer_norm",

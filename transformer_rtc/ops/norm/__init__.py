@@ -1,0 +1,1 @@
+"""Norms: RMSNorm and LayerNorm."""
