@@ -6,7 +6,9 @@ from typing import NamedTuple, Protocol
 
 from .spec import DeviceLimits, DType, KernelSpec, Params
 
-__all__ = ["OF_HEADS", "Argument", "Asked", "Family", "LaunchRule", "Request", "StaticKernel"]
+__all__ = ["MOST_COLUMNS", "OF_HEADS", "Argument", "Asked", "Family", "LaunchRule", "Request", "StaticKernel"]
+
+MOST_COLUMNS = 2**30  # of a row; the native module's checks have the same number
 
 
 class Argument(NamedTuple):

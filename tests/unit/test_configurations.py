@@ -12,9 +12,9 @@ from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.norm.heuristics import RESERVED_SHARED, configure, configure_backward
 from transformer_rtc.ops.norm.kernels import FinishSpec
+from transformer_rtc.request import MOST_COLUMNS
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32
 
-MOST_COLUMNS = 1 << 30
 TWO_TYPES = pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32), ids=lambda dtype: dtype.symbol)
 TWO_NORMS = pytest.mark.parametrize("norm", ("rms_norm", "layer_norm"))
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from transformer_rtc import dispatch
+from transformer_rtc import _native, dispatch
 from transformer_rtc.ops.softmax.kernels import BUCKETS
-from transformer_rtc.request import LaunchRule, Request
+from transformer_rtc.request import MOST_COLUMNS, LaunchRule, Request
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
@@ -24,6 +24,10 @@ DEVICES = [
     *(ARCHITECTURES[architecture]._replace(max_ctas_per_row=size) for architecture in (80, 90) for size in (8, 2, 1)),
 ]
 OPERATORS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
+
+
+def test_the_last_bucket_has_the_longest_rows_that_the_native_module_takes():
+    assert BUCKETS[-1] == MOST_COLUMNS == _native.MOST_COLUMNS
 
 
 def request(operator: str, columns: int, x: DType, out: DType, mask: DType | None, causal: bool, more: bool) -> Request:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ... import _native
-from ...request import OF_HEADS, LaunchRule, Request
+from ...request import MOST_COLUMNS, OF_HEADS, LaunchRule, Request
 from ...spec import BOOL, DeviceLimits, DType, Field, KernelSpec, Params
 from ..programs import (
     GEOMETRY,
@@ -49,7 +48,7 @@ __all__ = [
 BUCKETS = (
     *(32, 64, 128, 256, 512),
     *(quarters << shift for shift in range(7, 27) for quarters in (5, 6, 7, 8)),
-    _native.MOST_COLUMNS,
+    MOST_COLUMNS,
 )
 
 
