@@ -12,7 +12,7 @@ from softmax_checks import DIVIDED, FLOATS, OF_TYPES, TABLES, at, bits, call, ca
 
 from transformer_rtc import _native, arrays, dispatch
 from transformer_rtc.ops.softmax import api as module
-from transformer_rtc.ops.softmax.kernels import BUCKETS
+from transformer_rtc.ops.softmax.heuristics import BUCKETS
 from transformer_rtc.spec import BFLOAT16, FLOAT32
 
 pytestmark = pytest.mark.usefixtures("kernels", poisoned.__name__)

@@ -20,7 +20,8 @@ from transformer_rtc.errors import CompileError
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.programs import general_program
-from transformer_rtc.ops.softmax import kernels as softmax_kernels
+from transformer_rtc.ops.softmax import general as softmax_general
+from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
 from transformer_rtc.request import LaunchRule, Request
 from transformer_rtc.spec import (
     ARCHITECTURES,
@@ -172,7 +173,7 @@ def softmax_requests() -> list[Request]:
     )
     found = []
     for number, (name, columns, dtype) in enumerate(
-        itertools.product(("softmax", "log_softmax"), softmax_kernels.BUCKETS, (FLOAT32, BFLOAT16))
+        itertools.product(("softmax", "log_softmax"), BUCKETS, (FLOAT32, BFLOAT16))
     ):
         none = {"mask": None, "sink": None, "lse": None}
         found.append(Request(name, {"x": dtype, "out": dtype, **none}, columns, False, False))
@@ -204,7 +205,7 @@ def general_kernels() -> dict[str, tuple[KernelSpec, LaunchRule]]:
             found[kernel.symbol] = GeneralSpec(kernel.symbol, tuple(case.types)), rule
     for request in softmax_requests():
         for kernel, rule in operators()[request.operator].family.static(request):
-            one = softmax_kernels._KERNELS[kernel.symbol]
+            one = softmax_general._KERNELS[kernel.symbol]
             text = general_program("softmax_general.cu", {kernel.symbol: one})
             found[kernel.symbol] = TextSpec(text, kernel.symbol, one.params.fields), rule
     return found
@@ -372,7 +373,7 @@ def complaints(kernel: Kernel) -> list[str]:
         wrong.append(f"cmem[0] {found['cmem[0]']}, parameters {spec.params.size}")
     threads = struct.unpack("<III", info[spec.symbol][INFO_MAX_THREADS])
     # Softmax's staged kernels are for any number of warps up to so many.
-    most = softmax_kernels.SoftmaxConfig.MOST_STAGED_THREADS if "staged" in spec.symbol else rule.threads
+    most = SoftmaxConfig.MOST_STAGED_THREADS if "staged" in spec.symbol else rule.threads
     if threads != (most, 1, 1) or not 32 <= rule.threads <= min(most, 1024) or rule.threads % 32:
         wrong.append(f"launch bounds {threads}, rule {rule.threads}")
     # Whole register allocations of 8, in a file of 64 Ki.

@@ -19,7 +19,7 @@ from rigs import Rig
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, arrays, dispatch, using
 from transformer_rtc.ops.softmax import api as module
-from transformer_rtc.ops.softmax.kernels import BUCKETS, SoftmaxConfig
+from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32, DType
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from transformer_rtc import _native, dispatch
-from transformer_rtc.ops.softmax.kernels import BUCKETS
+from transformer_rtc.ops.softmax.heuristics import BUCKETS
 from transformer_rtc.request import MOST_COLUMNS, LaunchRule, Request
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
 

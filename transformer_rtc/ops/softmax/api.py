@@ -11,18 +11,9 @@ from ...dispatch import Operator
 from ...errors import ArgumentError, shown
 from ...request import Argument, LaunchRule, Request, StaticKernel
 from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, DType, KernelSpec
-from .kernels import (
-    BUCKETS,
-    MaskGradientSpec,
-    SinkGradientSpec,
-    SoftmaxBackwardSpec,
-    SoftmaxConfig,
-    SoftmaxForwardSpec,
-    configure,
-    general_launches,
-    general_params,
-    static_program,
-)
+from . import general
+from .heuristics import BUCKETS, SoftmaxConfig, configure
+from .kernels import MaskGradientSpec, SinkGradientSpec, SoftmaxBackwardSpec, SoftmaxForwardSpec
 
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
@@ -66,11 +57,12 @@ class _SoftmaxFamily:
         self.check(request)
         arrays = tuple(request.dtypes)
         return tuple(
-            (StaticKernel(symbol, general_params(symbol, arrays)), rule) for symbol, rule in general_launches(request)
+            (StaticKernel(symbol, general.params_of(symbol, arrays)), rule)
+            for symbol, rule in general.launches(request)
         )
 
     def static_program(self) -> str:
-        return static_program()
+        return general.program()
 
 
 def _spec(
