@@ -21,7 +21,7 @@ from kernels import (
     template_of,
 )
 
-from transformer_rtc.ops.norm.kernels import BackwardSpec
+from transformer_rtc.ops.norm.backward import BackwardSpec
 from transformer_rtc.ops.softmax.heuristics import BUCKETS
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT32
 

@@ -20,8 +20,9 @@ from frameworks import Framework, Guarded, bits
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, dispatch, launch, using
 from transformer_rtc.ops.norm import api as norms
+from transformer_rtc.ops.norm.backward import BackwardSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
-from transformer_rtc.ops.norm.kernels import BackwardSpec, ForwardSpec
+from transformer_rtc.ops.norm.kernels import ForwardSpec
 from transformer_rtc.request import LaunchRule
 from transformer_rtc.spec import ARCHITECTURES, DType
 

@@ -9,9 +9,9 @@ import pytest
 from cases import CASES, NORMS, Case, draw
 
 from transformer_rtc.ops.norm import heuristics as norm_configurations
+from transformer_rtc.ops.norm.backward import FinishSpec
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.norm.heuristics import RESERVED_SHARED, configure, configure_backward
-from transformer_rtc.ops.norm.kernels import FinishSpec
 from transformer_rtc.request import MOST_COLUMNS
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32
 

@@ -20,9 +20,10 @@ from transformer_rtc import _native, compiler, dispatch, sources
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.manager import KernelManager
+from transformer_rtc.ops.norm.backward import BackwardSpec, FinishSpec
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
-from transformer_rtc.ops.norm.kernels import BackwardSpec, FinishSpec, ForwardSpec
+from transformer_rtc.ops.norm.kernels import ForwardSpec
 from transformer_rtc.request import Request
 from transformer_rtc.spec import (
     ARCHITECTURES,

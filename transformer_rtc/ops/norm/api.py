@@ -18,9 +18,10 @@ from ...spec import (
     KernelSpec,
 )
 from . import general as norm_general
+from .backward import BackwardSpec, FinishSpec, finish_columns, finish_rule
 from .general import GeneralSpec
 from .heuristics import configure, configure_backward
-from .kernels import BackwardSpec, FinishSpec, ForwardSpec, finish_columns, finish_rule
+from .kernels import ForwardSpec
 
 __all__ = [
     "add_layer_norm",

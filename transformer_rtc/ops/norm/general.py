@@ -27,7 +27,8 @@ from ..programs import (
     row_fields,
     shape_of,
 )
-from .kernels import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, REALS, partial_bytes
+from .backward import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, partial_bytes
+from .kernels import REALS
 
 __all__ = ["GeneralSpec", "launches", "params_of", "program"]
 

@@ -1,4 +1,4 @@
-"""The tuned kernels of norms: what each is specialised for, its program, and how it is launched."""
+"""The tuned kernels of norms: what all of them share, and the forward: its program, and how it is launched."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ...request import LaunchRule
-from ...spec import BFLOAT16, FLOAT32, DeviceLimits, DType, Field, KernelSpec, Params
+from ...spec import DType, Field, KernelSpec, Params
 from ..programs import (
     GEOMETRY,
     HEADS,
@@ -14,7 +14,6 @@ from ..programs import (
     WORKSPACE,
     entry,
     entry_rule,
-    literal,
     memoised_params,
     pointers,
     present,
@@ -23,19 +22,7 @@ from ..programs import (
 )
 from .heuristics import SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
 
-__all__ = [
-    "FINISH_BOUNDS",
-    "FINISH_FIELDS",
-    "FINISH_THREADS",
-    "REALS",
-    "BackwardSpec",
-    "FinishSpec",
-    "ForwardSpec",
-    "finish_columns",
-    "finish_rule",
-    "partial_bytes",
-]
-
+__all__ = ["REALS", "ForwardSpec", "RowSpec"]
 
 # Each quarter of a multiprocessor has registers for as many warps as have so many of a thread together.
 _REGISTERS_OF_QUARTER = 512
@@ -47,7 +34,7 @@ _MOST_CTAS = 32
 _SPILLED_DIVISIONS = {(64, 5), (96, 5), (192, 4), (192, 5), (256, 6), (288, 4), (288, 5), (288, 6), (288, 7)}
 
 
-class _RowSpec(KernelSpec):
+class RowSpec(KernelSpec):
     """A specialised kernel that works on rows."""
 
     hidden: int
@@ -126,7 +113,7 @@ REALS = (Field("eps", "float32", "eps"), Field("weight_offset", "float32", "weig
 
 
 @dataclass(frozen=True)
-class ForwardSpec(_RowSpec):
+class ForwardSpec(RowSpec):
     """A specialised forward kernel.
 
     Attributes
@@ -313,265 +300,3 @@ class ForwardSpec(_RowSpec):
     def launch_rule(self) -> LaunchRule:
         values = self.config.together * (3 if self.norm == "layer_norm" else 1)
         return self._rule(values, self._layout()[1], 0, self.repeats or self.config.stages > 0)
-
-
-@dataclass(frozen=True)
-class BackwardSpec(_RowSpec):
-    """A specialised backward kernel: dx, and partial sums of the weight's gradients.
-
-    Attributes
-    ----------
-    norm : str
-        ``"rms_norm"`` or ``"layer_norm"``.
-    gradient, input : DType
-        Of dy and of x.
-    weight, residual, output : DType or None
-        Of the weight, of dresidual and of dx; None: there is none.
-    dweight, dbias : bool
-        Whether they are asked for.
-    statistics : bool
-        Whether rstd, and for LayerNorm the mean, are given.
-    per_head : bool
-        Whether each head has a weight of its own.
-    hidden : int
-        Columns.
-    config : NormConfig
-        How a row is divided.
-    """
-
-    norm: str
-    gradient: DType
-    input: DType
-    weight: DType | None
-    residual: DType | None
-    output: DType | None
-    dweight: bool
-    dbias: bool
-    statistics: bool
-    per_head: bool
-    hidden: int
-    config: NormConfig
-
-    @property
-    def symbol(self) -> str:
-        parts = [f"{self.norm}_backward", self.input.symbol]
-        if self.gradient is not self.input:
-            parts.append(f"dy_{self.gradient.symbol}")
-        if self.weight is not self.input:
-            parts.append(f"weight_{self.weight.symbol}" if self.weight else "no_weight")
-        if self.residual:
-            parts.append("dresidual" if self.residual is self.input else f"dresidual_{self.residual.symbol}")
-        if self.output is not self.input:
-            parts.append(f"dx_{self.output.symbol}" if self.output else "no_dx")
-        parts += present(dweight=self.dweight, dbias=self.dbias, statistics=self.statistics, heads=self.per_head)
-        parts.append(f"h{self.hidden}_{self.config.symbol}")
-        return "_".join(parts)
-
-    @property
-    def _registers(self) -> int:
-        config = self.config
-        if config.ragged:
-            return 72 + (self.dweight + self.dbias) * config.steps * config.vector
-        # The compiler takes 92 to 114 for some short rows, of which a multiprocessor has a CTA less (heads of 128, each
-        # with a weight: 220 us for 203). There is no room for a residual, and a weight of float16 spills.
-        short = config.rows_per_cta > 1 and config.steps * config.vector == 16
-        gradients = self.output and self.dweight and not self.residual
-        bounded = short and self.norm == "rms_norm" and self.statistics and self.weight is BFLOAT16 and gradients
-        return 80 if bounded else 0
-
-    @property
-    def needs_x(self) -> bool:
-        """Whether x is read at all: dbias is dy's sum."""
-        return self.output is not None or self.dweight
-
-    @property
-    def _rows(self) -> dict[str, DType]:
-        """The arrays of rows that are read."""
-        rows = {"x": self.input} if self.needs_x else {}
-        rows["dy"] = self.gradient
-        if self.residual and self.output:
-            rows["dresidual"] = self.residual
-        return rows
-
-    @property
-    def params(self) -> Params:
-        rows = (*self._rows, *present(dx=self.output))
-        others = present(
-            weight=self.weight,
-            mean=self.statistics and self.norm == "layer_norm",
-            rstd=self.statistics,
-        )
-        partials = (Field("partials", "pointer", "partials"),) if self.dweight or self.dbias else ()
-        return memoised_params(
-            (
-                *pointers(*rows, *others),
-                *partials,
-                *(WORKSPACE if self.config.exchange == "grid" else ()),
-                *row_fields(*rows),
-                *GEOMETRY,
-                *(HEADS if self.per_head else ()),
-                *REALS,
-            )
-        )
-
-    @property
-    def _slot(self) -> Slot:
-        columns = (self.weight,) if self.weight else ()
-        return Slot(self.config, tuple(self._rows.values()), columns, self.output, sums=True)
-
-    @property
-    def program(self) -> str:
-        types = {
-            "Gradient": self.gradient,
-            "Input": self.input,
-            "Residual": self.residual or self.input,
-            "Weight": self.weight or self.input,
-            "Output": self.output or self.input,
-        }
-        weight_bytes = self.config.steps * self.config.vector * (self.weight.bytes if self.weight else 0)
-        flags = {
-            "centred": self.norm == "layer_norm",
-            "has_weight": self.weight is not None and self.output is not None,
-            "weight_held": weight_bytes <= _HELD_WEIGHT_BYTES and not self.config.ragged,
-            "per_head": self.per_head,
-            "needs_x": self.needs_x,
-            "has_dx": self.output is not None,
-            "has_dweight": self.dweight,
-            "has_dbias": self.dbias,
-            "has_dresidual": "dresidual" in self._rows,
-            "has_statistics": self.statistics,
-            "statistics_ahead": self.config.statistics_ahead,
-            "repeats": True,
-        }
-        slot = self._slot
-        at = dict(zip(self._rows, slot.at, strict=True))
-        flags |= {"out_in_slot": slot.out_in_slot, "float_columns": slot.float_columns}
-        numbers = {
-            "gradients": self.dweight + self.dbias,
-            "slot_bytes": slot.slot_bytes,
-            "dy_at": at["dy"],
-            "residual_at": at.get("dresidual", 0),
-            "out_at": slot.out_at,
-            "weight_at": slot.columns_at[0] if self.weight else 0,
-        }
-        return self._program("norm_backward.cu", "norm_backward", types, flags, numbers, slot.bytes)
-
-    @property
-    def rows_per_group(self) -> int:
-        """The most rows of partial sums that a group of CTAs leaves (trtc::partial_rows)."""
-        return self.config.rows_per_cta if self.per_head else 1
-
-    @property
-    def launch_rule(self) -> LaunchRule:
-        finds = self.needs_x and not self.statistics
-        values = (5 if finds else 2) if self.norm == "layer_norm" else 2 if finds else 1
-        partials = partial_bytes(self.hidden, self.dweight + self.dbias, self.rows_per_group)
-        turn_bytes = _TURN_BYTES if self.hidden <= _MOST_COLUMNS_OF_TURNS else 0
-        rule = self._rule(values, self._slot.bytes, partials, True)
-        return rule._replace(whole_heads=self.per_head, turn_bytes=turn_bytes)
-
-
-# LaunchRule.turn_bytes, and the longest rows for which it was measured. H200, LayerNorm in bfloat16, rows x columns, us
-# in a graph, by as many groups as may be and so: 128 x 4096 6.9 and 6.7; 256 x 4096 9.7 and 7.9; 512 x 4096 12.6 and
-# 10.9, and 10.0 by no more groups than multiprocessors (by two thirds of the bytes 10.2, and 256 rows 8.3); 128 x 16384
-# 13.0 and 9.3 (10.3); 32 x 65536 20.0 and 18.1.
-_TURN_BYTES = 1_800_000
-_MOST_COLUMNS_OF_TURNS = 65536
-# More of the weight than this, in bytes of a thread, is read again for each row, from the L1 or L2 cache.
-_HELD_WEIGHT_BYTES = 64
-
-
-def partial_bytes(hidden: int, gradients: int, rows_per_group: int) -> int:
-    """Return the bytes of a group's partial sums, as trtc::partial_offset lays them out."""
-    return 4 * gradients * rows_per_group * (-(-hidden // 8) * 8)
-
-
-def finish_columns(hidden: int) -> int:
-    """Return how many columns a CTA of the second launch has.
-
-    Few where else few CTAs would have many rows each; many where rows of partial sums are few and long (H200,
-    LayerNorm, bfloat16, 65536: 0.938 of a copy, by 32 columns 0.924, by 8 0.921; 4096: 0.938, by 8 0.930; H100, this
-    launch alone, us, 16384 and more rows of 1536: 3.6, by 8 columns 5.2, by 32 4.7; of 1024: 2.5, 2.8, 3.1; RMSNorm's
-    of 512: 2.0, by 16 2.3).
-    """
-    return 8 if hidden <= 512 else 16 if hidden <= 2048 else 32 if hidden <= 12288 else 128
-
-
-FINISH_FIELDS = (
-    Field("partials", "pointer", "partials"),
-    Field("hidden", "int32", "columns"),
-    Field("groups", "int32", "groups"),
-    Field("heads", "uint32", "heads"),
-)
-# trtc::FinishedColumns has 8 warps. The compiler is told of 80 registers: left alone it takes 32 or 44, and waits for
-# each load by itself.
-FINISH_THREADS = 256
-FINISH_BOUNDS = f"{FINISH_THREADS}, 3"
-# Programmatic dependent launch.
-_EARLY_ARCHITECTURE = 90
-
-
-@dataclass(frozen=True)
-class FinishSpec(KernelSpec):
-    """The backward's second launch, for any hidden size.
-
-    Attributes
-    ----------
-    dweight, dbias : DType or None
-        None: it is not asked for.
-    rows_per_group : int
-        The most rows of partial sums that a group of CTAs has left (trtc::partial_rows).
-    columns : int
-        Of a CTA.
-    """
-
-    dweight: DType | None
-    dbias: DType | None
-    rows_per_group: int
-    columns: int
-
-    @property
-    def symbol(self) -> str:
-        parts = ["norm_backward_finish"]
-        parts += [f"dweight_{self.dweight.symbol}"] if self.dweight else []
-        parts += [f"dbias_{self.dbias.symbol}"] if self.dbias else []
-        parts.append(f"r{self.rows_per_group}_c{self.columns}")
-        return "_".join(parts)
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        return MINIMAL
-
-    @property
-    def params(self) -> Params:
-        return memoised_params((*pointers(*present(dweight=self.dweight, dbias=self.dbias)), *FINISH_FIELDS))
-
-    @property
-    def program(self) -> str:
-        types = [(dtype or FLOAT32).text for dtype in (self.dweight, self.dbias)]
-        flags = [literal(dtype is not None) for dtype in (self.dweight, self.dbias)]
-        numbers = (str(self.rows_per_group), str(self.columns))
-        arguments = ", ".join((*types, *flags, *numbers))
-        return (
-            '#include "norm_backward.cu"\n\n'
-            f"{self.params.text('Params')}"
-            f"{entry(self.symbol, f'norm_backward_finish<{arguments}>', FINISH_BOUNDS)}"
-        )
-
-    @property
-    def launch_rule(self) -> LaunchRule:
-        return entry_rule(threads=FINISH_THREADS, columns_per_cta=self.columns)
-
-
-def finish_rule(spec: FinishSpec, hidden: int, per_head: bool, limits: DeviceLimits) -> LaunchRule:
-    """Return how the second launch of rows of `hidden` columns is launched.
-
-    The first one lets it begin early, but where there are weights of each head. H100, LayerNorm in bfloat16, rows x
-    columns, us in a graph: 16 x 1024 4.8 and, early, 4.45, 512 x 2048 7.85 and 7.55, 128 x 4096 6.3 and 6.0; early, but
-    wherever there is a place, 2048 x 512 takes 7.3 instead of 6.0.
-    """
-    rule = spec.launch_rule
-    if per_head or limits.architecture < _EARLY_ARCHITECTURE:
-        return rule
-    half = limits.shared_memory_of_multiprocessor // 2
-    return rule._replace(dynamic_shared_memory=half, spread_ctas=math.ceil(hidden / spec.columns))
