@@ -18,7 +18,8 @@ from .dispatch import using
 from .errors import DeviceNotFoundError
 from .launch import device_limits
 from .manager import KernelManager
-from .ops.norm.api import forward_spec, rms_norm
+from .ops.norm.api import rms_norm
+from .ops.norm.family import forward_spec
 from .ops.norm.kernels import ForwardSpec
 from .request import Request
 from .simulator import SimulatedDevice

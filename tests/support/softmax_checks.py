@@ -19,6 +19,7 @@ from rigs import Rig
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, arrays, dispatch, using
 from transformer_rtc.ops.softmax import api as module
+from transformer_rtc.ops.softmax import family
 from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32, DType
 
@@ -116,7 +117,7 @@ def configured(config: SoftmaxConfig) -> Iterator[None]:
     before = dispatch.operators()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "configure", configure)
+            patch.setattr(family, "configure", configure)
             for operator in before.values():
                 if operator.family is module._FAMILY:
                     made = dispatch.Operator(operator.name, operator.family, operator.arguments, BUCKETS)

@@ -127,9 +127,8 @@ def params_of(symbol: str, arrays: Sequence[str]) -> Params:
     return Params(of_arrays(_kernels()[symbol].params.fields, arrays))
 
 
-def launches(norm: str, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
+def launches(norm: str, backward: bool, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the kernels of a call, and how they are launched."""
-    backward = "backward" in request.operator
     shapes = _SHAPES["backward" if backward else "forward"]
     # What forward reads again; backward's shapes are by x, beside which it reads dy.
     read = request.dtypes.get("residual_out") or request.dtypes["x"]

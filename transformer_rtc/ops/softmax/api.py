@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import index
 from typing import Any
 
 from ... import _native
 from ...dispatch import Operator
 from ...errors import ArgumentError, shown
-from ...request import Argument, LaunchRule, Request, StaticKernel
-from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, DType, KernelSpec
-from . import general
-from .heuristics import BUCKETS, SoftmaxConfig, configure
-from .kernels import MaskGradientSpec, SinkGradientSpec, SoftmaxBackwardSpec, SoftmaxForwardSpec
+from ...request import Argument
+from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8
+from .family import SoftmaxFamily
+from .heuristics import BUCKETS
 
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
@@ -22,99 +20,7 @@ _SQUARE = "upper_triangular"
 _CAUSAL_MODES = (_SQUARE, "aligned")
 
 
-class _SoftmaxFamily:
-    name = "softmax"
-
-    def check(self, request: Request) -> None:
-        """Refuse what types and presence alone tell to be wrong."""
-        dtypes = request.dtypes
-        if dtypes.get("dsink") and not (dtypes["sink"] and dtypes["lse"]):
-            missing = "sink" if not dtypes["sink"] else "lse"
-            raise ArgumentError(f"{request.operator}: return_dsink needs sink and lse; {missing} is None")
-        mask = dtypes.get("mask")
-        if "backward" in request.operator:
-            if dtypes.get("dmask") and mask is None:
-                raise ArgumentError(f"{request.operator}: return_dmask needs mask; it is None")
-            for name in ("mask", "dmask"):
-                dtype = dtypes.get(name)
-                if dtype and dtype not in _FLOATS:
-                    raise ArgumentError(
-                        f"{request.operator}: only a mask of floats has a gradient; {name} is {dtype.name}"
-                    )
-        if "mask_keeps" in request.flags and (mask is None or mask in _FLOATS):
-            given = "there is none" if mask is None else f"it is {mask.name}, and is added"
-            raise ArgumentError(f"{request.operator}: mask_keeps needs a mask of bool or uint8; {given}")
-
-    def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
-        self.check(request)
-        spec, division, staged = _spec(request, limits)
-        rule = spec.launch_rule._replace(
-            threads=division.threads, dynamic_shared_memory=division.shared_memory(request.columns, staged)
-        )
-        return (spec, rule), *((spec, spec.launch_rule) for spec in _gradients(request, limits))
-
-    def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
-        self.check(request)
-        arrays = tuple(request.dtypes)
-        return tuple(
-            (StaticKernel(symbol, general.params_of(symbol, arrays)), rule)
-            for symbol, rule in general.launches(request)
-        )
-
-    def static_program(self) -> str:
-        return general.program()
-
-
-def _spec(
-    request: Request, limits: DeviceLimits
-) -> tuple[SoftmaxForwardSpec | SoftmaxBackwardSpec, SoftmaxConfig, tuple[DType, ...]]:
-    """Return the kernel of a call, how it divides rows, and the types of what one has in shared memory, if staged."""
-    dtypes = request.dtypes
-    logarithm, causal = request.operator.startswith("log_"), "causal" in request.flags
-    out = dtypes["out"]
-    assert out is not None
-    if "backward" in request.operator:
-        dy, y = dtypes["dy"], dtypes["y"]
-        assert dy is not None and y is not None
-        config = configure(request.columns, (dy, y, out), (y, dy), limits, backward=True, causal=causal)
-        sums = bool(dtypes.get("dsink") or dtypes.get("dmask"))
-        backward = SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config.of_kernel)
-        return backward, config, (y, dy)
-    x = dtypes["x"]
-    assert x is not None
-    mask = dtypes["mask"]
-    staged = (x, mask) if mask else (x,)
-    config = configure(request.columns, (x, out), staged, limits, causal=causal, masked=mask is not None)
-    spec = SoftmaxForwardSpec(
-        input=x,
-        output=out,
-        logarithm=logarithm,
-        causal=causal,
-        mask=BOOL if mask is UINT8 else mask,
-        keeps="mask_keeps" in request.flags,
-        sink=dtypes["sink"],
-        lse=dtypes["lse"] is not None,
-        config=config.of_kernel,
-    )
-    return spec, config, staged
-
-
-def _gradients(request: Request, limits: DeviceLimits) -> Iterator[SinkGradientSpec | MaskGradientSpec]:
-    """Yield the kernels that follow a backward's first one, in the order of their results."""
-    dtypes = request.dtypes
-    sink, dsink, dmask = (dtypes.get(name) for name in ("sink", "dsink", "dmask"))
-    if dsink:
-        assert sink is not None
-        yield SinkGradientSpec(sink, dsink)
-    if dmask:
-        dy, y = dtypes["dy"], dtypes["y"]
-        assert dy is not None and y is not None
-        logarithm = request.operator.startswith("log_")
-        clusters = min(limits.max_cluster_size, limits.max_ctas_per_row) >= MaskGradientSpec.CTAS
-        yield MaskGradientSpec(dy, y, dmask, logarithm, "causal" in request.flags, clusters)
-
-
-_FAMILY = _SoftmaxFamily()
+_FAMILY = SoftmaxFamily()
 _CAUSAL = (
     Argument("causal", "flag", words=_CAUSAL_MODES),
     Argument("upper_triangular", "square", called="causal"),

@@ -105,13 +105,12 @@ def params_of(symbol: str, arrays: Sequence[str]) -> Params:
     return Params(of_arrays(_KERNELS[symbol].params.fields, arrays))
 
 
-def launches(request: Request) -> tuple[tuple[str, LaunchRule], ...]:
+def launches(logarithm: bool, backward: bool, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the kernels of a call, and how they are launched."""
     read = (request.dtypes.get(array) for array in ("x", "y", "dy"))
     shape = shape_of(request.columns, read, ROW_SHAPES)
-    name = request.operator.removesuffix("_backward")
-    direction = "backward" if request.operator.endswith("_backward") else "forward"
-    first = f"{name}_{direction}_{shape.name}"
+    name = "log_softmax" if logarithm else "softmax"
+    first = f"{name}_{'backward' if backward else 'forward'}_{shape.name}"
     followed = []
     if request.dtypes.get("dsink"):
         followed.append(("softmax_backward_sink_gradient", SINK_GRADIENT_RULE))

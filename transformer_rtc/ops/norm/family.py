@@ -1,0 +1,181 @@
+"""From a request of a norm to its kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...errors import ArgumentError
+from ...request import LaunchRule, Request, StaticKernel
+from ...spec import FLOAT8_E4M3, FLOAT8_E5M2, INT8, DeviceLimits, KernelSpec
+from . import general
+from .backward import BackwardSpec, FinishSpec, finish_columns, finish_rule
+from .general import GeneralSpec
+from .heuristics import configure, configure_backward
+from .kernels import ForwardSpec
+
+__all__ = ["OPERATORS", "NormFamily", "NormOperator", "backward_spec", "forward_spec"]
+
+_FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
+
+
+class NormOperator(NamedTuple):
+    """What an operator computes.
+
+    Attributes
+    ----------
+    norm : str
+        ``"rms_norm"`` or ``"layer_norm"``.
+    adds : str
+        ``"before"`` or ``"after"``: where the forward adds a residual; else empty.
+    backward : bool
+        Whether it is the backward.
+    """
+
+    norm: str
+    adds: str = ""
+    backward: bool = False
+
+
+OPERATORS = {
+    "rms_norm": NormOperator("rms_norm"),
+    "layer_norm": NormOperator("layer_norm"),
+    "add_rms_norm": NormOperator("rms_norm", "before"),
+    "add_layer_norm": NormOperator("layer_norm", "before"),
+    "rms_norm_add": NormOperator("rms_norm", "after"),
+    "layer_norm_add": NormOperator("layer_norm", "after"),
+    "rms_norm_backward": NormOperator("rms_norm", backward=True),
+    "layer_norm_backward": NormOperator("layer_norm", backward=True),
+}
+
+
+class NormFamily:
+    """The family of RMSNorm and LayerNorm, as `Family` describes one."""
+
+    name = "norms"
+
+    def check(self, request: Request) -> None:
+        """Refuse what types and presence alone tell to be wrong."""
+        dtypes = request.dtypes
+        out = dtypes.get("out")
+
+        def refuse(what: str) -> None:
+            raise ArgumentError(f"{request.operator}: {what}")
+
+        if OPERATORS[request.operator].backward:
+            if "mean" in dtypes and (dtypes["mean"] is None) != (dtypes["rstd"] is None):
+                missing = "mean" if dtypes["mean"] is None else "rstd"
+                refuse(f"mean and rstd must be given together, or neither; {missing} is None")
+            return
+        assert out is not None
+        if dtypes.get("residual_out") not in (None, dtypes.get("residual")):
+            found, wanted = dtypes["residual_out"], dtypes["residual"]
+            assert found is not None and wanted is not None
+            refuse(f"residual_out must be {wanted.name} like residual; it is {found.name}")
+        quantized = out in _FLOAT8 or out is INT8
+        if dtypes.get("row_scale") is not None:
+            if not quantized:
+                refuse(f"row_scaling needs an output of float8_e4m3fn, float8_e5m2 or int8; it is {out.name}")
+            for name in ("scale", "amax", "scale_inv"):
+                if dtypes[name] is not None:
+                    refuse(f"{name} and row_scaling exclude each other")
+        elif out is INT8:
+            refuse("an output of int8 needs row_scaling=True; it is False")
+        for name in ("scale", "amax", "scale_inv"):
+            if dtypes.get(name) is not None and out not in _FLOAT8:
+                refuse(f"{name} needs an output of float8_e4m3fn or float8_e5m2; it is {out.name}")
+        if dtypes.get("scale_inv") is not None and dtypes["scale"] is None:
+            refuse("scale_inv needs a scale, of which it is the inverse; scale is None")
+
+    def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        self.check(request)
+        if OPERATORS[request.operator].backward:
+            return self._backward(request, limits)
+        spec = forward_spec(request, limits)
+        return ((spec, spec.launch_rule),)
+
+    def _backward(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        spec = backward_spec(request, limits)
+        dweight, dbias = request.dtypes["dweight"], request.dtypes["dbias"]
+        if spec is None:
+            return tuple((GeneralSpec.of(symbol, request), rule) for symbol, rule in self._general(request))
+        first = (spec, spec.launch_rule)
+        if dweight is None and dbias is None:
+            return (first,)
+        finish = FinishSpec(dweight, dbias, spec.rows_per_group, finish_columns(request.columns))
+        return first, (finish, finish_rule(finish, request.columns, spec.per_head, limits))
+
+    def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
+        self.check(request)
+        arrays = tuple(request.dtypes)
+        return tuple(
+            (StaticKernel(symbol, general.params_of(symbol, arrays)), rule) for symbol, rule in self._general(request)
+        )
+
+    def _general(self, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
+        operator = OPERATORS[request.operator]
+        return general.launches(operator.norm, operator.backward, request)
+
+    def static_program(self) -> str:
+        return general.program()
+
+
+def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
+    """Return the kernel of a forward operator."""
+    dtypes = request.dtypes
+    norm, adds, _ = OPERATORS[request.operator]
+    x, out, residual = dtypes["x"], dtypes["out"], dtypes.get("residual")
+    assert x is not None and out is not None
+    rows = (x, residual) if residual else (x,)
+    # What a CTA that takes rows in turn keeps of the weight is of all rows.
+    in_turn = not request.per_head
+    columns = [dtype for dtype in (dtypes["weight"], dtypes["bias"]) if dtype]
+    held = residual if residual and adds == "before" else x
+    row_scaled = dtypes.get("row_scale") is not None
+    config = configure(norm, request.columns, rows, columns, held, out, limits, in_turn, row_scaled, adds == "before")
+    return ForwardSpec(
+        norm=norm,
+        input=x,
+        weight=dtypes["weight"],
+        bias=dtypes["bias"],
+        residual=residual,
+        adds=adds,
+        output=out,
+        stores=tuple(
+            name for name in ("mean", "rstd", "amax", "scale_inv", "row_scale") if dtypes.get(name) is not None
+        ),
+        scale=dtypes.get("scale") is not None,
+        per_head=request.per_head,
+        # Where they do not anyway.
+        repeats=request.margin and config.stages == 0 and config.exchange != "grid",
+        hidden=request.columns,
+        config=config,
+    )
+
+
+def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec | None:
+    """Return the first kernel of a backward operator; None: only the general one holds its rows."""
+    dtypes, norm = request.dtypes, OPERATORS[request.operator].norm
+    dy, x, out = dtypes["dy"], dtypes["x"], dtypes["out"]
+    assert dy is not None and x is not None
+    dweight, dbias = dtypes["dweight"] is not None, dtypes["dbias"] is not None
+    residual = dtypes["dresidual"] if out else None
+    rows = (*((x,) if out or dweight else ()), dy, *((residual,) if residual else ()))
+    weight = dtypes["weight"] if out else None
+    config = configure_backward(norm, request.columns, rows, (weight,) if weight else (), out, limits)
+    # All groups of a cooperative grid are resident together, and may be fewer than there are heads.
+    if config is None or (request.per_head and config.exchange == "grid"):
+        return None
+    return BackwardSpec(
+        norm=norm,
+        gradient=dy,
+        input=x,
+        weight=weight,
+        residual=residual,
+        output=out,
+        dweight=dweight,
+        dbias=dbias,
+        statistics=dtypes["rstd"] is not None,
+        per_head=request.per_head,
+        hidden=request.columns,
+        config=config,
+    )
