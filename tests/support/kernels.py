@@ -17,9 +17,9 @@ from transformer_rtc import compiler, sources
 from transformer_rtc.cache import digest
 from transformer_rtc.dispatch import operators
 from transformer_rtc.errors import CompileError
+from transformer_rtc.ops.general import general_program
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.general import GeneralSpec
-from transformer_rtc.ops.programs import general_program
 from transformer_rtc.ops.softmax import general as softmax_general
 from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
 from transformer_rtc.request import LaunchRule, Request

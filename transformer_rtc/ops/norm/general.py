@@ -11,22 +11,8 @@ from functools import cache
 
 from ...request import LaunchRule, Request
 from ...spec import FLOAT32, Field, KernelSpec, Params
-from ..programs import (
-    GEOMETRY,
-    HEADS,
-    MINIMAL,
-    ROW_SHAPES,
-    GeneralKernel,
-    GeneralShape,
-    dtypes,
-    entry_rule,
-    general_program,
-    literal,
-    of_arrays,
-    pointers,
-    row_fields,
-    shape_of,
-)
+from ..general import ROW_SHAPES, GeneralKernel, GeneralShape, general_program, of_arrays, shape_of
+from ..programs import GEOMETRY, HEADS, MINIMAL, dtypes, entry_rule, literal, pointers, row_fields
 from .backward import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, partial_bytes
 from .kernels import REALS
 

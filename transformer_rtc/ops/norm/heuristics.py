@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...spec import FLOAT32, DeviceLimits, DType
-from ..programs import RowDivision, present
+from ..division import RowDivision
+from ..programs import present
 
 __all__ = [
     "SHARED_OF_MULTIPROCESSOR",

@@ -6,19 +6,8 @@ from collections.abc import Sequence
 
 from ...request import LaunchRule, Request
 from ...spec import Field, Params
-from ..programs import (
-    GEOMETRY,
-    ROW_SHAPES,
-    GeneralKernel,
-    dtypes,
-    entry_rule,
-    general_program,
-    literal,
-    of_arrays,
-    pointers,
-    row_fields,
-    shape_of,
-)
+from ..general import ROW_SHAPES, GeneralKernel, general_program, of_arrays, shape_of
+from ..programs import GEOMETRY, dtypes, entry_rule, literal, pointers, row_fields
 from .kernels import (
     CAUSAL,
     COLUMNS,

@@ -9,7 +9,8 @@ from typing import ClassVar, NamedTuple
 
 from ...request import MOST_COLUMNS
 from ...spec import DeviceLimits, DType
-from ..programs import RowDivision, present
+from ..division import RowDivision
+from ..programs import present
 
 __all__ = ["BUCKETS", "SoftmaxConfig", "configure"]
 
