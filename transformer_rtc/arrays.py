@@ -34,18 +34,6 @@ _TYPESTRS = {
     "|b1": BOOL.id,
 }  # of the array interface protocols
 _OF_ML_DTYPES = (BFLOAT16.id, FLOAT8_E4M3.id, FLOAT8_E5M2.id)  # what numpy itself has no type for
-_MADE = ("row_values", "column_values", "head_sums", "mask_sums")  # roles of arrays that the caller never gives
-_GIVEN = (
-    "rows",
-    "columns",
-    "row_inputs",
-    "value",
-    "mask",
-    "head_values",
-    "rows_out",
-    "value_out",
-)  # roles of arrays of the caller's
-_WRITTEN = ("rows_out", "value_out")  # roles of arrays that are written where the caller gives them
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
@@ -525,6 +513,48 @@ def _check_addressable(
         )
 
 
+_MADE = ("row_values", "column_values", "head_sums", "mask_sums")  # roles of arrays that the caller never gives
+_GIVEN = (
+    "rows",
+    "columns",
+    "row_inputs",
+    "value",
+    "mask",
+    "head_values",
+    "rows_out",
+    "value_out",
+)  # roles of arrays of the caller's
+_WRITTEN = ("rows_out", "value_out")  # roles of arrays that are written where the caller gives them
+
+
+class GivenArray(NamedTuple):
+    """An array among a call's arguments."""
+
+    name: str  # what messages call it
+    array: Any  # None where it is left out
+    written: bool  # where the caller gives it
+    dtypes: tuple[DType, ...]
+
+
+def _arrays_of(
+    operator: str, arguments: Sequence[Argument], values: tuple[Any, ...]
+) -> tuple[list[GivenArray], int | None]:
+    """Return the arrays of a call, one for each argument that is an array; and the handle of the stream it is given."""
+    arrays: list[GivenArray] = []
+    stream = None
+    for argument, value in zip(arguments, values, strict=True):
+        name, written = f"{operator}: {argument.keyword}", argument.role in _WRITTEN
+        if argument.role == "stream":
+            stream = None if value is None else stream_handle(value, operator)
+        elif argument.role in _MADE:
+            arrays.append(GivenArray(argument.name, None, written, ()))
+        elif argument.role in _GIVEN:
+            if value is None and not written and not argument.optional:
+                raise ArgumentError(f"{name} must be an array; it is None")
+            arrays.append(GivenArray(name, value, written, argument.dtypes))
+    return arrays, stream
+
+
 _ZEROS = np.zeros(16, np.uint8)
 
 
@@ -582,7 +612,7 @@ class _Mirror:
 
 def _call_simulated(
     native: _native.Operator,
-    arrays: list[tuple[str, str, Any]],
+    arrays: list[GivenArray],
     views: list[RawView | None],
     values: tuple[Any, ...],
     framework: _Framework,
@@ -595,8 +625,8 @@ def _call_simulated(
         return array, array.ctypes.data
 
     held = [
-        None if view is None else (_native.View(*view[:4], HOST, view.read_only), array)
-        for view, (_, _, array) in zip(views, arrays, strict=True)
+        None if view is None else (_native.View(*view[:4], HOST, view.read_only), given.array)
+        for view, given in zip(views, arrays, strict=True)
     ]
     result = native.run_views(held, values, empty, 0)
     outputs = [
@@ -653,24 +683,11 @@ def call(
         The context in which arrays of the host are simulated; None: they are staged through a GPU.
     """
     name = native.name
-    arrays: list[tuple[str, str, Any]] = []  # (role, what messages call it, the array or None)
-    accepted: dict[str, tuple[DType, ...]] = {}
-    stream = None
-    for argument, value in zip(arguments, values, strict=True):
-        if argument.role == "stream":
-            stream = None if value is None else stream_handle(value, name)
-        elif argument.role in _MADE:
-            arrays.append((argument.role, argument.name, None))
-        elif argument.role in _GIVEN:
-            if value is None and argument.role not in _WRITTEN and not argument.optional:
-                raise ArgumentError(f"{name}: {argument.keyword} must be an array; it is None")
-            arrays.append((argument.role, f"{name}: {argument.keyword}", value))
-            accepted[f"{name}: {argument.keyword}"] = argument.dtypes
-
-    _, first_name, first = arrays[0]
+    arrays, stream = _arrays_of(name, arguments, values)
+    first_name, first, _, _ = arrays[0]
     kind = _framework_type(first, first_name)
-    framework = kind(accepted)
-    for role, argument_name, array in arrays:
+    framework = kind({given.name: given.dtypes for given in arrays})
+    for argument_name, array, written, _ in arrays:
         if array is None:
             continue
         if _framework_type(array, argument_name) is not kind:
@@ -678,7 +695,7 @@ def call(
                 f"{argument_name} must be of the same framework as the {_type_name(first)} before it; it is a "
                 f"{_type_name(array)}"
             )
-        if role in _WRITTEN:
+        if written:
             framework.check_out(argument_name)
 
     device_type, device = framework.place(first, first_name)
@@ -711,7 +728,7 @@ def call(
         framework.capturing = True
 
     views: list[RawView | None] = []
-    for _, argument_name, array in arrays:
+    for argument_name, array, _, _ in arrays:
         view = None
         if array is not None:
             view = framework.view(array, argument_name, None if on_host else stream)
@@ -728,20 +745,20 @@ def call(
     if on_host:
         return _call_on_host(native, arrays, views, values, framework, device, stream)
     held = [
-        None if view is None else (_native.View(*view[:4], view.device, view.read_only), array)
-        for view, (_, _, array) in zip(views, arrays, strict=True)
+        None if view is None else (_native.View(*view[:4], view.device, view.read_only), given.array)
+        for view, given in zip(views, arrays, strict=True)
     ]
     with framework.allocating(device, stream):
         graph_memory = framework.capturing and not framework.graph_memory
         result = native.run_views(held, values, framework.empty, stream, graph_memory)
     made = result if isinstance(result, tuple) else (result,)
-    made = framework.finish(made, stream, [array for _, _, array in arrays])
+    made = framework.finish(made, stream, [given.array for given in arrays])
     return made if isinstance(result, tuple) else made[0]
 
 
 def _call_on_host(
     native: _native.Operator,
-    arrays: list[tuple[str, str, Any]],
+    arrays: list[GivenArray],
     views: list[RawView | None],
     values: tuple[Any, ...],
     framework: _Framework,
@@ -755,11 +772,11 @@ def _call_on_host(
         return _Made(buffer, shape, dtype), buffer.pointer
 
     held = [
-        None if view is None else (mirror.view(view), array) for view, (_, _, array) in zip(views, arrays, strict=True)
+        None if view is None else (mirror.view(view), given.array) for view, given in zip(views, arrays, strict=True)
     ]
     result = native.run_views(held, values, empty, stream)
-    for view, (role, _, _) in zip(views, arrays, strict=True):
-        if role in _WRITTEN and view is not None:
+    for view, given in zip(views, arrays, strict=True):
+        if given.written and view is not None:
             mirror.copy_back(view)
     outputs: list[object] = []
     for output in result if isinstance(result, tuple) else (result,):
