@@ -10,7 +10,6 @@ from on_gpu import current_context, in_threads
 from transformer_rtc import (
     _native,
     add_rms_norm,
-    arrays,
     layer_norm,
     layer_norm_backward,
     rms_norm,
@@ -18,6 +17,7 @@ from transformer_rtc import (
     softmax,
     softmax_backward,
 )
+from transformer_rtc.arrays.torch import Torch
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import BFLOAT16, FLOAT32, Field
 
@@ -114,7 +114,7 @@ def test_the_default_streams_handles_are_streams(handle, gpu, work):
 def test_an_output_is_allocated_for_the_stream_that_writes_it(gpu):
     # The allocator gives memory again to whom it belongs: a wrong stream there is a race later.
     torch = gpu.module
-    framework = arrays._Torch({"x": (FLOAT32,)})
+    framework = Torch({"x": (FLOAT32,)})
     default, side = torch.cuda.default_stream(), torch.cuda.Stream()
     for current in (default, side):
         with torch.cuda.stream(current):

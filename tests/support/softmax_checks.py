@@ -17,7 +17,8 @@ from reference import NUMPY_TYPES, U, assert_within
 from rigs import Rig
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, arrays, dispatch, using
+from transformer_rtc import SimulatedDevice, dispatch, using
+from transformer_rtc.arrays import simulated as simulated_calls
 from transformer_rtc.ops.softmax import api as module
 from transformer_rtc.ops.softmax import family
 from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
@@ -138,14 +139,14 @@ def held(way: str, multiprocessors: int = 16) -> Iterator[Rig]:
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have NaN in outputs, and in what launches leave for others, before anything is written."""
-    empty = arrays._host_memory
+    empty = simulated_calls.host_memory
 
     def filled(shape, dtype):
         made = empty(shape, dtype)
         made.reshape(-1).view(np.uint8).fill(0xFF)
         return made
 
-    monkeypatch.setattr(arrays, "_host_memory", filled)
+    monkeypatch.setattr(simulated_calls, "host_memory", filled)
 
 
 # ---- Calls -----------------------------------------------------------------------------------------------------------

@@ -11,19 +11,25 @@ from bad_values import interface, stream_object
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_rtc import _native, arrays
+from transformer_rtc import _native, rms_norm
+from transformer_rtc.arrays import DeviceArray, dtype_id, staged
+from transformer_rtc.arrays.dtypes import storage_dtype
+from transformer_rtc.arrays.framework import RawView, element_strides
+from transformer_rtc.arrays.numpy import Numpy, host_array
+from transformer_rtc.arrays.protocols import Protocol
+from transformer_rtc.arrays.streams import stream_handle
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 ACCEPTED = {"x": (FLOAT32, FLOAT16, BFLOAT16)}
-NUMPY = arrays._Numpy(ACCEPTED)
+NUMPY = Numpy(ACCEPTED)
 
 
-def protocol_view(array: object, stream: int | None = None) -> arrays.RawView:
-    return arrays._Protocol(ACCEPTED).view(array, "x", stream)
+def protocol_view(array: object, stream: int | None = None) -> RawView:
+    return Protocol(ACCEPTED).view(array, "x", stream)
 
 
-def view_of(array: np.ndarray) -> arrays.RawView:
+def view_of(array: np.ndarray) -> RawView:
     return NUMPY.view(array, "x", None)
 
 
@@ -40,7 +46,7 @@ def view_of(array: np.ndarray) -> arrays.RawView:
     ],
 )  # fmt: skip
 def test_a_data_type_of_numpy_or_a_name_is_known(dtype, expected):
-    assert arrays.dtype_id(dtype) == expected.id
+    assert dtype_id(dtype) == expected.id
 
 
 def test_ids_are_dlpacks_and_the_native_modules_names_agree():
@@ -65,7 +71,7 @@ def test_ids_are_dlpacks_and_the_native_modules_names_agree():
     ],
 )  # fmt: skip
 def test_a_stream_gives_its_handle(stream, handle):
-    assert arrays.stream_handle(stream, "test") == handle
+    assert stream_handle(stream, "test") == handle
 
 
 # ---- Views ---------------------------------------------------------------------------------------------------------
@@ -94,12 +100,12 @@ def test_the_span_of_a_view_is_from_its_first_byte_to_its_last(array):
         array.ctypes.data + sum(i * stride for i, stride in zip(index, array.strides, strict=True))
         for index in itertools.product(*(range(extent) for extent in array.shape))
     ]
-    assert arrays._Mirror._span(view_of(array)) == (min(addresses), max(addresses) + array.itemsize)
+    assert staged._Mirror._span(view_of(array)) == (min(addresses), max(addresses) + array.itemsize)
 
 
 @given(slices_of_arrays())
 def test_a_view_back_to_numpy_is_the_same_memory(array):
-    back = arrays._host_array(view_of(array))
+    back = host_array(view_of(array))
     storage = {ml_dtypes.bfloat16: np.uint16, ml_dtypes.float8_e5m2: np.uint8}.get(array.dtype.type, array.dtype)
     assert back.shape == array.shape and back.dtype == storage and back.ctypes.data == array.ctypes.data
     np.testing.assert_array_equal(back, np.ascontiguousarray(array).view(storage).reshape(array.shape))
@@ -107,23 +113,23 @@ def test_a_view_back_to_numpy_is_the_same_memory(array):
 
 def test_a_view_back_to_numpy_writes_through_and_read_only_stays_so():
     array = np.zeros((4, 6), np.float32)
-    arrays._host_array(view_of(array[::2, 1:3]))[...] = 5
+    host_array(view_of(array[::2, 1:3]))[...] = 5
     expected = np.zeros((4, 6), np.float32)
     expected[::2, 1:3] = 5
     np.testing.assert_array_equal(array, expected)
     array.flags.writeable = False
-    assert view_of(array).read_only and not arrays._host_array(view_of(array)).flags.writeable
+    assert view_of(array).read_only and not host_array(view_of(array)).flags.writeable
 
 
 def test_a_view_of_numpy_tells_what_the_array_is():
     array = np.zeros((6, 8), ml_dtypes.bfloat16)[::-2, 3:]
-    assert view_of(array) == arrays.RawView(array.ctypes.data, (3, 5), (-16, 1), BFLOAT16.id, 1, 0, False)
+    assert view_of(array) == RawView(array.ctypes.data, (3, 5), (-16, 1), BFLOAT16.id, 1, 0, False)
 
 
 @given(st.lists(st.integers(0, 5), max_size=5))
 def test_strides_that_are_not_told_are_row_major(shape):
     array = np.empty(shape, np.float16)
-    strides = arrays._element_strides(None, tuple(shape), 2, "x")
+    strides = element_strides(None, tuple(shape), 2, "x")
     if array.size:
         assert strides == tuple(stride // 2 for stride in array.strides)
     assert len(strides) == len(shape)
@@ -138,7 +144,7 @@ def test_a_dlpack_capsule_of_numpy_is_read_and_stays_whole(array):
         capsules.append(array.__dlpack__(max_version=(1, 0)))
     for capsule in capsules:
         for _ in range(2):
-            found = arrays.RawView(*_native.read_dlpack(capsule))
+            found = RawView(*_native.read_dlpack(capsule))
             expected = view_of(array)
             # Strides of dimensions of one element, and the place of nothing, are the producer's choice.
             assert found._replace(strides=()) == expected._replace(strides=())
@@ -176,7 +182,7 @@ class Producer:
 
 def test_a_producer_of_the_first_version_is_read_and_its_capsule_is_held():
     array = np.zeros((2, 3), np.float32)
-    framework = arrays._Protocol(ACCEPTED)
+    framework = Protocol(ACCEPTED)
     assert framework.view(Producer(array), "x", None) == view_of(array)
     assert len(framework._held) == 1  # the capsule, as long as the view
 
@@ -187,7 +193,7 @@ def test_an_array_interface_is_viewed(monkeypatch):
     monkeypatch.setattr(_native, "order_streams", lambda *streams: ordered.append(streams))
     array = interface(shape=(2, 3), strides=(24, 4), stream=7, data=(4096, True))
     found = protocol_view(array, 9)
-    assert found == arrays.RawView(4096, (2, 3), (6, 1), FLOAT32.id, 2, 3, True)
+    assert found == RawView(4096, (2, 3), (6, 1), FLOAT32.id, 2, 3, True)
     assert ordered == [(3, 7, 9)]  # what makes the array comes before what reads it
     protocol_view(interface(shape=(2, 3), stream=9), 9)
     protocol_view(interface(shape=(2, 3), stream=None), 9)
@@ -205,7 +211,7 @@ class FakeBuffer:
     ("dtype", "typestr"), [(FLOAT32, "<f4"), (FLOAT16, "<f2"), (BFLOAT16, None), (FLOAT8_E4M3, None), (INT8, "|i1")]
 )
 def test_our_own_array_speaks_the_protocols_that_can_name_its_type(dtype, typestr):
-    array = arrays.DeviceArray(FakeBuffer(), (2, 3), dtype.id, 7)
+    array = DeviceArray(FakeBuffer(), (2, 3), dtype.id, 7)
     assert (array.shape, array.dtype, array.device) == ((2, 3), dtype.name, 3)
     assert array.__dlpack_device__() == (2, 3)
     if typestr is None:
@@ -214,6 +220,12 @@ def test_our_own_array_speaks_the_protocols_that_can_name_its_type(dtype, typest
         assert array.__cuda_array_interface__ == {
             "shape": (2, 3), "typestr": typestr, "data": (4096, False), "strides": None, "stream": 7, "version": 3
         }  # fmt: skip
+
+
+def test_a_message_names_our_own_array_by_the_package_and_not_by_a_file_in_it():
+    known = r"as the numpy\.ndarray before it; it is a transformer_rtc\.arrays\.DeviceArray$"
+    with pytest.raises(ArgumentError, match=known):
+        rms_norm(np.zeros((2, 4), np.float32), DeviceArray(FakeBuffer(), (4,), FLOAT32.id, 7))
 
 
 def test_our_own_arrays_consumer_waits_for_what_makes_it_unless_it_says_not_to(monkeypatch):
@@ -228,8 +240,8 @@ def test_our_own_arrays_consumer_waits_for_what_makes_it_unless_it_says_not_to(m
 
     monkeypatch.setattr(_native, "Event", FakeEvent)
     monkeypatch.setattr(_native, "to_dlpack", lambda *arguments: arguments)
-    array = arrays.DeviceArray(FakeBuffer(), (2, 3), FLOAT32.id, 7)
-    arrays._Protocol(ACCEPTED).finish((array,), 7, [])
+    array = DeviceArray(FakeBuffer(), (2, 3), FLOAT32.id, 7)
+    Protocol(ACCEPTED).finish((array,), 7, [])
     for stream, expected in ((None, [(3, 7, 1)]), (5, [(3, 7, 5)]), (-1, [])):
         ordered.clear()
         exported = array.__dlpack__(stream=stream, max_version=(1, 0), dl_device=None, copy=None)
@@ -239,7 +251,7 @@ def test_our_own_arrays_consumer_waits_for_what_makes_it_unless_it_says_not_to(m
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
 def test_host_results_become_the_frameworks_own(dtype, rng):
     bits = rng.integers(0, 2 ** (8 * dtype.bytes), (3, 5), np.uint64).astype(f"u{dtype.bytes}")
-    host = bits.view(arrays._storage_dtype(dtype.id))
+    host = bits.view(storage_dtype(dtype.id))
     found = NUMPY.from_host(host, dtype.id)
     assert found.dtype.name == dtype.name
     np.testing.assert_array_equal(found.view(bits.dtype), bits)

@@ -1,0 +1,49 @@
+"""Our own arrays on a device."""
+
+from __future__ import annotations
+
+from .. import _native
+from .dlpack import CUDA
+from .dtypes import TYPESTRS
+
+
+class DeviceArray:
+    """An array in device memory that this package allocated, for callers whose framework cannot be asked to.
+
+    It speaks ``__dlpack__`` and, but for bfloat16 and 8-bit floats, ``__cuda_array_interface__``.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        It is row-major without gaps.
+    dtype : str
+        The element type's name.
+    device : int
+        The device's ordinal.
+    """
+
+    __module__ = "transformer_rtc.arrays"  # messages name the class by this, whichever file it is in
+
+    def __init__(self, buffer: _native.Buffer, shape: tuple[int, ...], dtype: int, stream: int | None) -> None:
+        self.shape, self.device, self.dtype = shape, buffer.device, _native.dtype_name(dtype)
+        self._buffer, self._dtype = buffer, dtype
+        self._made: _native.Event | None = None
+        for typestr, known in TYPESTRS.items():
+            if known == dtype:
+                self.__cuda_array_interface__ = {
+                    "shape": shape, "typestr": typestr, "data": (buffer.pointer, False), "strides": None,
+                    "stream": stream, "version": 3,
+                }  # fmt: skip
+
+    def made_on(self, stream: int) -> None:
+        """Remember when the work that makes the array is done: what is on a stream now."""
+        self._made = _native.Event(self.device, stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
+        """Return a DLPack capsule; `stream` waits for the work that makes the array."""
+        if stream != -1 and self._made is not None:
+            self._made.precede(1 if stream is None else stream)
+        return _native.to_dlpack(self._buffer, self.shape, self._dtype)
