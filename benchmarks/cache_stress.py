@@ -28,7 +28,7 @@ import sys
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.dispatch import operators
 from transformer_rtc.request import Request
-from transformer_rtc.manager import KernelManager
+from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16
 folder, keys = sys.argv[1], int(sys.argv[2])
 manager = KernelManager(DiskCache(folder))

@@ -19,8 +19,8 @@ from .arrays import DeviceArray
 from .dispatch import implementations, using
 from .errors import *  # noqa: F403
 from .errors import __all__ as _errors
+from .kernel_manager import Event, KernelManager, manager
 from .launch import Kernel, LaunchConfig, device_limits
-from .manager import Event, KernelManager, manager
 from .ops.norm.api import *  # noqa: F403
 from .ops.norm.api import __all__ as _norms
 from .ops.softmax.api import *  # noqa: F403

@@ -16,8 +16,8 @@ from . import _native, spec
 from .cache import DiskCache
 from .dispatch import using
 from .errors import DeviceNotFoundError
+from .kernel_manager import KernelManager
 from .launch import device_limits
-from .manager import KernelManager
 from .ops.norm.api import rms_norm
 from .ops.norm.family import forward_spec
 from .ops.norm.kernels import ForwardSpec

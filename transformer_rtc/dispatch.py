@@ -20,8 +20,8 @@ from .errors import (
     UnexpectedCompileError,
     shown,
 )
+from .kernel_manager import Device, manager
 from .launch import Kernel, LaunchConfig, device_limits, multiprocessors
-from .manager import Device, manager
 from .request import Argument, Asked, Family, LaunchRule, Request
 from .settings import settings
 from .simulator import SimulatedDevice

@@ -10,8 +10,8 @@ from typing import Any
 
 from . import _native, compiler, static
 from .errors import DeviceNotFoundError, TransformerRtcError
+from .kernel_manager import manager
 from .launch import device_limits
-from .manager import manager
 from .simulator import toolchain
 from .version import __version__
 

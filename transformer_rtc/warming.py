@@ -15,8 +15,8 @@ from .arrays import dtype_id
 from .checks import check_flag, is_integer
 from .dispatch import forms, operators
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
+from .kernel_manager import KernelManager, manager
 from .launch import device_limits
-from .manager import KernelManager, manager
 from .manifest import ManifestEntry
 from .request import Argument, Asked, Request
 from .spec import ARCHITECTURES, BOOL, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec

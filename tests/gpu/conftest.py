@@ -15,7 +15,7 @@ from rigs import Renamed, Rig
 import transformer_rtc
 from transformer_rtc import device_limits, dispatch, sources, static
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.manager import KernelManager
+from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.ops.norm import api as norms
 from transformer_rtc.request import LaunchRule
 

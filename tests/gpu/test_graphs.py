@@ -25,7 +25,7 @@ from transformer_rtc import (
     rms_norm_backward,
 )
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.manager import KernelManager
+from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.spec import BFLOAT16, FLOAT32
 
 CASE = Case(64, 4096, BFLOAT16, BFLOAT16, BFLOAT16, False)

@@ -10,9 +10,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any, ClassVar
 
+from transformer_rtc import kernel_manager
 from transformer_rtc.cache import digest
 from transformer_rtc.compiler import Compiled
 from transformer_rtc.spec import ARCHITECTURES
@@ -21,8 +21,6 @@ WAIT = 60  # seconds after which a test that hangs fails
 KEYS = [digest({"n": number}) for number in range(4)]
 CUBIN = b"\x7fELF" + bytes(14) + (190).to_bytes(2, "little") + b"code of a GPU"
 HOST = b"\x7fELF" + bytes(14) + (62).to_bytes(2, "little") + b"code of a CPU"
-# The package's attribute of this name is the manager in it.
-manager_module = import_module("transformer_rtc.manager")
 
 
 class Compiler:
@@ -56,8 +54,8 @@ class FakeKernel:
 def without_gpu(monkeypatch) -> None:
     """Have managers load kernels that do nothing: device 7 is an sm_100, the others are sm_90."""
     FakeKernel.loaded.clear()
-    monkeypatch.setattr(manager_module.gpu, "load", FakeKernel)
-    monkeypatch.setattr(manager_module, "device_limits", lambda device: ARCHITECTURES[100 if device == 7 else 90])
+    monkeypatch.setattr(kernel_manager.gpu, "load", FakeKernel)
+    monkeypatch.setattr(kernel_manager, "device_limits", lambda device: ARCHITECTURES[100 if device == 7 else 90])
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:

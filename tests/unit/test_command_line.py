@@ -19,7 +19,7 @@ from stubs import CUBIN, KEYS, Compiler
 from transformer_rtc import cli, compiler, demo, dispatch, info, warming
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import CompilerNotFoundError, DriverError, DriverNotFoundError
-from transformer_rtc.manager import KernelManager
+from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.spec import ARCHITECTURES, FLOAT32
 from transformer_rtc.version import __version__
 

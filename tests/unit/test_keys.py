@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from transformer_rtc import _native, compiler, dispatch, sources
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import ArgumentError
-from transformer_rtc.manager import KernelManager
 from transformer_rtc.ops.norm.backward import BackwardSpec, FinishSpec
+from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec

@@ -9,9 +9,9 @@ import time
 import warnings
 
 import pytest
-from stubs import WAIT, Compiler, FakeKernel, in_threads, manager_module, without_gpu
+from stubs import WAIT, Compiler, FakeKernel, in_threads, without_gpu
 
-from transformer_rtc import static
+from transformer_rtc import kernel_manager, static
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import REPORT
 from transformer_rtc.errors import (
@@ -21,7 +21,7 @@ from transformer_rtc.errors import (
     TransformerRtcError,
     UnexpectedCompileError,
 )
-from transformer_rtc.manager import KernelManager
+from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.settings import read
 from transformer_rtc.spec import Field, Target, TextSpec
 
@@ -191,7 +191,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_remembered(make, compiler):
 def test_a_failed_load_is_not_remembered_and_costs_no_other_compile(make, compiler, monkeypatch):
     manager = make(folder=None)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
-        patch.setattr(manager_module.gpu, "load", refuse)
+        patch.setattr(kernel_manager.gpu, "load", refuse)
         manager.get(FIRST, 0)
     manager.get(FIRST, 0)
     assert len(compiler.calls) == 1

@@ -15,7 +15,7 @@ import gc
 from transformer_rtc import usage
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import Compiled
-from transformer_rtc.manager import MOST_KERNELS
+from transformer_rtc.kernel_manager import MOST_KERNELS
 compile_program = lambda symbol, *_: Compiled(b"\\x7fELF" + bytes(20000), "cubin", "", "quick")
 loaded = lambda: (gc.collect(), driver.fake_modules())[1]
 def resident():

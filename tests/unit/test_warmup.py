@@ -22,7 +22,7 @@ import transformer_rtc
 from transformer_rtc import dispatch, manifest, record, usage, warming, warmup
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import ArgumentError, CompileError, DeviceNotFoundError, UnexpectedCompileError
-from transformer_rtc.manager import KernelManager
+from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.manifest import ManifestEntry, line, parse
 from transformer_rtc.request import Asked
 from transformer_rtc.spec import ARCHITECTURES, Field, TextSpec
