@@ -10,9 +10,9 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from . import compiler, sources, static, usage
+from . import compiler, sources, usage
 from . import launch as gpu
 from .cache import DiskCache, digest
 from .checks import check_integer, check_type, is_integer
@@ -28,6 +28,7 @@ from .once import Once
 from .settings import Settings, settings
 from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, Target, TextSpec, is_name
+from .toolchain import CompileFunction, NvrtcToolchain, toolchain_of
 
 __all__ = ["Event", "KernelManager", "manager"]
 
@@ -96,17 +97,6 @@ class Image(NamedTuple):
     origin: str
 
 
-def _from_disk(data: bytes, target: Target) -> Image:
-    kind = "module" if target.simulated else "cubin" if data.startswith(b"\x7fELF") else "ptx"
-    return Image(data, kind, "disk")
-
-
-class CompileFunction(Protocol):
-    def __call__(
-        self, symbol: str, program: str, headers: dict[str, str], options: tuple[str, ...], architecture: int
-    ) -> compiler.Compiled: ...
-
-
 class KernelManager:
     """Gives kernels: compiled once, kept on disk, loaded once on each device.
 
@@ -142,8 +132,7 @@ class KernelManager:
                 raise ArgumentError(f"{name} is {shown(function)}; it takes a callable")
         self.cache = cache
         self.counts: Counter[str] = Counter()
-        self._compile_program = compile_program
-        self._identity = identity
+        self._nvrtc = NvrtcToolchain(compile_program, identity)
         self._settings = options
         check_integer(most_kernels, "most_kernels", 1)
         self._images = Once(most_kernels)
@@ -232,9 +221,8 @@ class KernelManager:
         beside: dict[KernelSpec, _CompileBeside] = {}
 
         def before_compile(target: Target) -> None:
-            # What warns of a compile does so in the caller's thread, and at the interpreter's end only one thread may
-            # compile. Nobody waits for a GPU where kernels are simulated.
-            if not target.simulated and self._settings.on_compile == "allow" and not compiler.is_stopped():
+            # What warns of a compile does so in the caller's thread.
+            if self._settings.on_compile == "allow" and toolchain_of(target, self._nvrtc).compiles_beside():
                 for other in others:
                     if (other, device) not in self._kernels:
                         beside[other] = _CompileBeside(functools.partial(self._image_untold, other, target))
@@ -275,10 +263,10 @@ class KernelManager:
         """
 
         def image(target: Target) -> Image:
-            if target.simulated:
+            found = toolchain_of(target, self._nvrtc).prebuilt(family, target)
+            if found is None:
                 return self.image(TextSpec(program(), f"static_{family}"), target)
-            data, kind = static.image(family, target.architecture)
-            return Image(data, kind, "package")
+            return Image(found.image, found.kind, "package")
 
         return self._load((family, symbol), symbol, params, device, image)
 
@@ -366,27 +354,16 @@ class KernelManager:
 
         self._images.get((spec, target), lambda: self._make_image(spec, target, lambda _: None, keep))
 
-    def _compiler_of(self, target: Target) -> str:
-        if not target.simulated:
-            return self._identity()
-        from .simulator import toolchain
-
-        return toolchain.compiler_identity()
-
     def _parts(self, spec: KernelSpec, target: Target) -> dict[str, object]:
         """Return all that a key depends on but the compiler."""
         program = spec.program
-        parts: dict[str, object] = {
+        return {
             "program": program,
             "headers": {name: sources.fingerprint(text) for name, text in sources.included(program).items()},
             "options": [*compiler.OPTIONS, *spec.options],
             "architecture": target.architecture,
+            **toolchain_of(target, self._nvrtc).key_parts(target),
         }
-        if target.simulated:
-            from .simulator import toolchain
-
-            parts |= toolchain.key_parts(target)
-        return parts
 
     def key(self, spec: KernelSpec, target: Target, identity: str) -> str:
         """Return a kernel's key in the disk cache.
@@ -405,8 +382,9 @@ class KernelManager:
     def _read(self, spec: KernelSpec, target: Target) -> tuple[Image | None, str]:
         """Return what is on disk, and the key under which it was looked for."""
         stem = f"{spec.symbol}.{target}"
+        toolchain = toolchain_of(target, self._nvrtc)
         try:
-            key = self.key(spec, target, self._compiler_of(target))
+            key = self.key(spec, target, toolchain.identity())
         except CompilerNotFoundError:
             # It cannot be compiled here: what any compiler made is right too, as an image may bring it.
             key = self.key(spec, target, "")
@@ -415,7 +393,7 @@ class KernelManager:
                 raise
         else:
             found = self.cache.get(stem, key)
-        return (None if found is None else _from_disk(found, target)), key
+        return (None if found is None else Image(found, toolchain.kind_of(found), "disk")), key
 
     def _check_compile(self, what: str, symbol: str, target: Target, key: str) -> None:
         """Do what the settings ask for before a compile."""
@@ -444,13 +422,16 @@ class KernelManager:
             target,
             key,
         )
+        toolchain = toolchain_of(target, self._nvrtc)
         with self.cache.claim(stem, key) as others:
             if others is not None:
-                return _from_disk(others, target)
+                return Image(others, toolchain.kind_of(others), "disk")
             before_compile(target)
             program = spec.program
             start = time.perf_counter()
-            compiled = self._compile(spec, program, target)
+            compiled = toolchain.compile(
+                spec.symbol, program, sources.included(program), spec.options, target, self._settings.log >= 2
+            )
             elapsed = (time.perf_counter() - start) * 1e3
             # Filed under what really compiled it, which may not be what the environment promised.
             self.cache.put(
@@ -469,15 +450,6 @@ class KernelManager:
             print(f"{program}\n{compiled.log}", file=sys.stderr)
         (tell or self._tell)(Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler"))
         return Image(compiled.image, compiled.kind, "compiler")
-
-    def _compile(self, spec: KernelSpec, program: str, target: Target) -> compiler.Compiled:
-        headers = sources.included(program)
-        if target.simulated:
-            from .simulator import toolchain
-
-            return toolchain.compile_program(spec.symbol, program, headers, spec.options, target)
-        report = (compiler.REPORT,) if self._settings.log >= 2 else ()
-        return self._compile_program(spec.symbol, program, headers, (*spec.options, *report), target.architecture)
 
     def _load(
         self, key: Hashable, symbol: str, params: Params, device: Device, image: Callable[[Target], Image]

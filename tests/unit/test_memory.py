@@ -16,6 +16,7 @@ from transformer_rtc import usage
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import Compiled
 from transformer_rtc.kernel_manager import MOST_KERNELS
+from transformer_rtc.toolchain import NvrtcToolchain
 compile_program = lambda symbol, *_: Compiled(b"\\x7fELF" + bytes(20000), "cubin", "", "quick")
 loaded = lambda: (gc.collect(), driver.fake_modules())[1]
 def resident():
@@ -59,7 +60,8 @@ def test_kernels_that_nobody_needs_are_unloaded(script, expected, fake_driver):
 def test_plans_and_kernels_of_hidden_sizes_that_vary_without_end_are_bounded(sizes, fake_driver):
     # Each size is a key; the memory of the first thousands is that of the last ones.
     script = f"""{QUICK}
-t.manager._compile_program, weight = compile_program, array(64)
+t.manager._nvrtc = NvrtcToolchain(compile_program, lambda: "quick")
+weight = array(64)
 x, seen = array(2, 20000), []
 for hidden in range(1, {sizes} + 1):
     t.rms_norm(t.DeviceArray(x._buffer, (2, hidden), x._dtype, 1))

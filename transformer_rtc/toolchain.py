@@ -1,0 +1,139 @@
+"""What compiles for a target: NVRTC for a GPU's, the host's C++ compiler for the simulator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from . import compiler, static
+from .compiler import Compiled
+from .spec import Target
+
+__all__ = ["CompileFunction", "NvrtcToolchain", "SimulatorToolchain", "Toolchain", "toolchain_of"]
+
+
+class CompileFunction(Protocol):
+    """A compiler, called as `transformer_rtc.compiler.compile_program` is."""
+
+    def __call__(
+        self, symbol: str, program: str, headers: dict[str, str], options: tuple[str, ...], architecture: int
+    ) -> Compiled: ...
+
+
+class Toolchain:
+    """What makes the images of some targets."""
+
+    def identity(self) -> str:
+        """Return which compiler would compile, without opening it.
+
+        Raises
+        ------
+        CompilerNotFoundError
+            If there is none.
+        """
+        raise NotImplementedError
+
+    def key_parts(self, target: Target) -> dict[str, object]:
+        """Return what an image depends on besides its program, headers, options, architecture and compiler."""
+        raise NotImplementedError
+
+    def compile(
+        self, symbol: str, program: str, headers: dict[str, str], options: tuple[str, ...], target: Target, report: bool
+    ) -> Compiled:
+        """Compile a program; with `report`, the log says what resources the kernel takes, where the compiler knows."""
+        raise NotImplementedError
+
+    def kind_of(self, image: bytes) -> str:
+        """Return the kind of an image that this toolchain made: ``"cubin"``, ``"ptx"`` or ``"module"``."""
+        raise NotImplementedError
+
+    def compiles_beside(self) -> bool:
+        """Whether several kernels of one call should be compiled at the same time now."""
+        raise NotImplementedError
+
+    def prebuilt(self, family: str, target: Target) -> static.StaticImage | None:
+        """Return the general kernels that came with the package; None: they are compiled like every other kernel.
+
+        Raises
+        ------
+        StaticKernelError
+            If they come with a package, and this installation has none for the target.
+        """
+        raise NotImplementedError
+
+
+class NvrtcToolchain(Toolchain):
+    """The toolchain of GPUs.
+
+    Parameters
+    ----------
+    compile_program : callable
+        The compiler.
+    identity : callable
+        Which compiler that is, without opening it.
+    """
+
+    def __init__(self, compile_program: CompileFunction, identity: Callable[[], str]) -> None:
+        self._compile_program = compile_program
+        self._identity = identity
+
+    def identity(self) -> str:
+        return self._identity()
+
+    def key_parts(self, target: Target) -> dict[str, object]:
+        return {}
+
+    def compile(
+        self, symbol: str, program: str, headers: dict[str, str], options: tuple[str, ...], target: Target, report: bool
+    ) -> Compiled:
+        if report:
+            options = (*options, compiler.REPORT)
+        return self._compile_program(symbol, program, headers, options, target.architecture)
+
+    def kind_of(self, image: bytes) -> str:
+        return "cubin" if image.startswith(b"\x7fELF") else "ptx"
+
+    def compiles_beside(self) -> bool:
+        # At the interpreter's end only one thread may compile.
+        return not compiler.is_stopped()
+
+    def prebuilt(self, family: str, target: Target) -> static.StaticImage | None:
+        return static.image(family, target.architecture)
+
+
+class SimulatorToolchain(Toolchain):
+    """The toolchain of simulated devices. Its module is imported when it is first used: most processes never do."""
+
+    def identity(self) -> str:
+        from .simulator import toolchain
+
+        return toolchain.compiler_identity()
+
+    def key_parts(self, target: Target) -> dict[str, object]:
+        from .simulator import toolchain
+
+        return toolchain.key_parts(target)
+
+    def compile(
+        self, symbol: str, program: str, headers: dict[str, str], options: tuple[str, ...], target: Target, report: bool
+    ) -> Compiled:
+        from .simulator import toolchain
+
+        return toolchain.compile_program(symbol, program, headers, options, target)
+
+    def kind_of(self, image: bytes) -> str:
+        return "module"
+
+    def compiles_beside(self) -> bool:
+        return False  # Nobody waits for a GPU where kernels are simulated.
+
+    def prebuilt(self, family: str, target: Target) -> static.StaticImage | None:
+        return None
+
+
+_SIMULATOR = SimulatorToolchain()
+
+
+def toolchain_of(target: Target, nvrtc: Toolchain) -> Toolchain:
+    """Return what compiles for a target, where `nvrtc` does for GPUs."""
+    return _SIMULATOR if target.simulated else nvrtc
