@@ -22,9 +22,10 @@ from collections.abc import Callable
 from typing import Any
 
 import transformer_rtc as t
-from transformer_rtc import _native, launch
+from transformer_rtc import _native
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import compiler_identity
+from transformer_rtc.device import Gpu
 from transformer_rtc.dispatch import operators
 from transformer_rtc.request import Request
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, DeviceLimits, KernelSpec, Target
@@ -56,9 +57,9 @@ def hit(cache: DiskCache, spec: KernelSpec, architecture: int, on_gpu: bool) -> 
         return took, []
     took["load"], function = timed(lambda: _native.Function(0, image, spec.symbol))
 
-    def query() -> launch.Kernel:
-        launch.device_limits(0)
-        return launch.Kernel(spec.symbol, spec.params, 0, function, function, launch.multiprocessors(0))
+    def query() -> t.Kernel:
+        t.device_limits(0)
+        return t.Kernel(spec.symbol, spec.params, Gpu(0), function, function)
 
     took["queries"], again = timed(query)
     return took, [whole, again]

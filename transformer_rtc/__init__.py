@@ -16,11 +16,12 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     )
 
 from .arrays import DeviceArray
+from .device import device_limits
 from .dispatch import implementations, using
 from .errors import *  # noqa: F403
 from .errors import __all__ as _errors
 from .kernel_manager import Event, KernelManager, manager
-from .launch import Kernel, LaunchConfig, device_limits
+from .launch import Kernel, LaunchConfig
 from .ops.norm.api import *  # noqa: F403
 from .ops.norm.api import __all__ as _norms
 from .ops.softmax.api import *  # noqa: F403

@@ -13,9 +13,9 @@ from typing import Any
 
 from . import compiler, info, packs, sources
 from .cache import DiskCache, Entry
+from .device import device_limits
 from .errors import ArgumentError, SettingsError, TransformerRtcError
 from .kernel_manager import manager
-from .launch import device_limits
 from .settings import parse_bytes
 from .spec import Field, TextSpec
 from .version import __version__

@@ -14,10 +14,10 @@ import numpy as np
 
 from . import _native, spec
 from .cache import DiskCache
+from .device import device_limits
 from .dispatch import using
 from .errors import DeviceNotFoundError
 from .kernel_manager import KernelManager
-from .launch import device_limits
 from .ops.norm.api import rms_norm
 from .ops.norm.family import forward_spec
 from .ops.norm.kernels import ForwardSpec

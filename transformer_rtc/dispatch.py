@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from . import _native, arrays, compiler, static, usage
+from .device import Device, device_limits, device_of, is_simulated
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -20,8 +21,8 @@ from .errors import (
     UnexpectedCompileError,
     shown,
 )
-from .kernel_manager import Device, manager
-from .launch import Kernel, LaunchConfig, device_limits, multiprocessors
+from .kernel_manager import manager
+from .launch import Kernel, LaunchConfig
 from .request import Argument, Asked, Family, LaunchRule, Request
 from .settings import settings
 from .simulator import SimulatedDevice
@@ -130,18 +131,17 @@ class Operator:
             raise ArgumentError(
                 f"{self.name}: {self.arguments[0].name} is on cuda:{device}; the simulator takes arrays of the host"
             )
-        return request, simulated or device
+        return request, device_of(simulated or device)
 
     def _check(self, *key: Any) -> int:
         """Refuse what a plan would be refused for, without a kernel; return how many multiprocessors there are."""
         request, on = self._asked(*key)
         self.family.check(request)
-        return multiprocessors(on)
+        return on.multiprocessors
 
     def _plan(self, implementation: int, *key: Any) -> _native.Plan:
         request, on = self._asked(implementation, *key)
-        simulated = on if isinstance(on, SimulatedDevice) else None
-        if simulated.static if simulated else implementation == _STATIC:
+        if on.static or implementation == _STATIC:
             program = self.family.static_program
             entries = self.family.static(request)
             usage.observe(Asked(request))
@@ -151,7 +151,7 @@ class Operator:
                     for entry, rule in entries
                 ]
             )
-        limits = on.limits if isinstance(on, SimulatedDevice) else device_limits(on)
+        limits = on.limits
         while True:
             stages = self.family.specialise(request, limits)
             asked = Asked(request, limits.max_ctas_per_row)
@@ -380,13 +380,13 @@ def using(implementation: str | SimulatedDevice) -> Iterator[None]:
         If the environment forces another one.
     """
     named = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
-    if not isinstance(implementation, SimulatedDevice) and not named:
+    if not named and not is_simulated(implementation):
         raise ArgumentError(
             f"implementation is {shown(implementation)}; it takes {', '.join(IMPLEMENTATIONS)} or a SimulatedDevice"
         )
     if settings.force_static and implementation != "static":
         raise SettingsError(f"using({implementation!r}) contradicts TRANSFORMER_RTC_FORCE_STATIC=1")
-    if isinstance(implementation, SimulatedDevice):
+    if not isinstance(implementation, str):
         if implementation not in _simulated:
             _simulated.append(implementation)
         number = _SIMULATOR + _simulated.index(implementation)

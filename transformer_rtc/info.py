@@ -9,9 +9,9 @@ import sys
 from typing import Any
 
 from . import _native, compiler, static
+from .device import device_limits
 from .errors import DeviceNotFoundError, TransformerRtcError
 from .kernel_manager import manager
-from .launch import device_limits
 from .simulator import toolchain
 from .version import __version__
 

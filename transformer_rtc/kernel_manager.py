@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from . import compiler, sources, usage
-from . import launch as gpu
 from .cache import DiskCache, digest
 from .checks import check_integer, check_type, is_integer
+from .device import DeviceLike, device_of
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -23,7 +23,7 @@ from .errors import (
     UnexpectedCompileError,
     shown,
 )
-from .launch import Kernel, device_limits
+from .launch import Kernel
 from .once import Once
 from .settings import Settings, settings
 from .simulator import SimulatedDevice
@@ -35,14 +35,6 @@ __all__ = ["Event", "KernelManager", "manager"]
 # A model needs some dozens; hidden sizes that vary without end, as of padded batches, must not fill a GPU.
 MOST_KERNELS = 512
 
-# A GPU's ordinal, or a simulated one.
-Device = int | SimulatedDevice
-
-
-def _check_device(device: object) -> None:
-    if not isinstance(device, SimulatedDevice):
-        gpu.check_ordinal(device)
-
 
 def _target_of(spec: object, target: object) -> Target:
     """Return the target of an architecture, or the one that is given."""
@@ -52,10 +44,6 @@ def _target_of(spec: object, target: object) -> Target:
     if not is_integer(target, 1, 999):
         raise ArgumentError(f"target is {shown(target)}; it takes an architecture, such as 90, or a Target")
     return Target(target)  # type: ignore[arg-type]
-
-
-def _target(device: Device) -> Target:
-    return device.target if isinstance(device, SimulatedDevice) else Target(device_limits(device).architecture)
 
 
 class Event(NamedTuple):
@@ -83,7 +71,7 @@ class Event(NamedTuple):
     kind: str
     symbol: str
     target: Target
-    device: Device | None
+    device: int | SimulatedDevice | None
     milliseconds: float
     size: int
     origin: str
@@ -173,7 +161,7 @@ class KernelManager:
 
         return stop
 
-    def get(self, spec: KernelSpec, device: Device) -> Kernel:
+    def get(self, spec: KernelSpec, device: DeviceLike) -> Kernel:
         """Return a kernel on a device: from memory, else from disk, else compiled.
 
         Parameters
@@ -195,7 +183,7 @@ class KernelManager:
         check_type(spec, KernelSpec, "spec")
         return self._load(spec, spec.symbol, spec.params, device, lambda target: self.image(spec, target))
 
-    def get_all(self, specs: Sequence[KernelSpec], device: Device) -> list[Kernel]:
+    def get_all(self, specs: Sequence[KernelSpec], device: DeviceLike) -> list[Kernel]:
         """Return the kernels of one call, as `get` does; those that must be compiled are compiled at the same time.
 
         By threads that end with their compile; the compiler is called by several, then.
@@ -216,7 +204,7 @@ class KernelManager:
             raise ArgumentError(f"specs is {shown(specs)}; it takes a tuple or list of KernelSpec")
         for spec in specs:
             check_type(spec, KernelSpec, "specs")
-        _check_device(device)
+        on = device_of(device)
         others = list(specs)  # that were not asked for yet
         beside: dict[KernelSpec, _CompileBeside] = {}
 
@@ -224,7 +212,7 @@ class KernelManager:
             # What warns of a compile does so in the caller's thread.
             if self._settings.on_compile == "allow" and toolchain_of(target, self._nvrtc).compiles_beside():
                 for other in others:
-                    if (other, device) not in self._kernels:
+                    if (other, on.given) not in self._kernels:
                         beside[other] = _CompileBeside(functools.partial(self._image_untold, other, target))
             others.clear()
 
@@ -236,12 +224,12 @@ class KernelManager:
         def load(spec: KernelSpec) -> Kernel:
             if spec in others:
                 others.remove(spec)
-            return self._load(spec, spec.symbol, spec.params, device, lambda target: image(spec, target))
+            return self._load(spec, spec.symbol, spec.params, on, lambda target: image(spec, target))
 
         return [load(spec) for spec in specs]
 
     def get_static(
-        self, family: str, symbol: str, params: Params, device: Device, program: Callable[[], str]
+        self, family: str, symbol: str, params: Params, device: DeviceLike, program: Callable[[], str]
     ) -> Kernel:
         """Return a kernel that was compiled when the package was built.
 
@@ -271,7 +259,7 @@ class KernelManager:
         return self._load((family, symbol), symbol, params, device, image)
 
     def compile(
-        self, text: str, symbol: str, fields: Sequence[Field], device: Device, options: Sequence[str] = ()
+        self, text: str, symbol: str, fields: Sequence[Field], device: DeviceLike, options: Sequence[str] = ()
     ) -> Kernel:
         """Return a caller's own kernel: the same cache, load and launch.
 
@@ -314,13 +302,13 @@ class KernelManager:
 
         return self._load(spec, symbol, spec.params, device, image)
 
-    def is_compiled(self, spec: KernelSpec, device: Device) -> bool:
+    def is_compiled(self, spec: KernelSpec, device: DeviceLike) -> bool:
         """Whether `get` would not compile."""
         check_type(spec, KernelSpec, "spec")
-        _check_device(device)
-        if (spec, device) in self._kernels:
+        on = device_of(device)
+        if (spec, on.given) in self._kernels:
             return True
-        target = _target(device)
+        target = on.target
         return (spec, target) in self._images or self._read(spec, target)[0] is not None
 
     def in_memory(self, spec: KernelSpec, target: int | Target) -> bool:
@@ -452,37 +440,31 @@ class KernelManager:
         return Image(compiled.image, compiled.kind, "compiler")
 
     def _load(
-        self, key: Hashable, symbol: str, params: Params, device: Device, image: Callable[[Target], Image]
+        self, key: Hashable, symbol: str, params: Params, device: DeviceLike, image: Callable[[Target], Image]
     ) -> Kernel:
-        _check_device(device)
+        on = device_of(device)
 
         def make() -> Kernel:
-            target = _target(device)
+            target = on.target
             data, kind, origin = image(target)
             if kind == "ptx" and not self._settings.force_static:
                 what = f"{symbol} is PTX, which the driver must compile for {target}"
                 self._check_compile(what, symbol, target, "")
             start = time.perf_counter()
-            if isinstance(device, SimulatedDevice):
-                from .simulator.kernel import SimulatedKernel  # loads the machine
-
-                kernel: Kernel = SimulatedKernel(symbol, params, device, data)
-            else:
-                kernel = gpu.load(symbol, params, device, data)
+            kernel = on.load(symbol, params, data)
             elapsed = (time.perf_counter() - start) * 1e3
             event = "load_ptx" if kind == "ptx" else "load"
-            self._tell(Event(event, symbol, target, device, elapsed, len(data), origin))
+            self._tell(Event(event, symbol, target, on.given, elapsed, len(data), origin), on.log_name)
             return kernel
 
-        return self._kernels.get((key, device), make)
+        return self._kernels.get((key, on.given), make)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Event, where: str = "") -> None:
         self.counts[event.kind] += 1
         if self._settings.log:
-            where = f"cuda:{event.device}" if isinstance(event.device, int) else str(event.target)
             print(
-                f"transformer_rtc: {event.kind} {event.symbol} {where} {event.milliseconds:.2f} ms, {event.size} bytes "
-                f"from {event.origin}",
+                f"transformer_rtc: {event.kind} {event.symbol} {where or event.target} {event.milliseconds:.2f} ms, "
+                f"{event.size} bytes from {event.origin}",
                 file=sys.stderr,
             )
         for callback in tuple(self._callbacks):

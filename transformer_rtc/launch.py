@@ -11,57 +11,17 @@ from . import _native
 from .checks import check_flag, check_integer, check_type, is_integer
 from .errors import ArgumentError, DriverError, LaunchError, shown
 from .simulator import SimulatedDevice
-from .spec import ARCHITECTURES, DeviceLimits, Params
+from .spec import Params
 
-__all__ = ["Dim3", "Kernel", "LaunchConfig", "device_limits", "load"]
+__all__ = ["Dim3", "Kernel", "LaunchConfig"]
 
 Dim3 = tuple[int, int, int]
 
-# CUfunction_attribute, CUdevice_attribute and CUfunc_cache of the CUDA driver API.
+# CUfunction_attribute and CUfunc_cache of the CUDA driver API.
 MAX_THREADS, STATIC_SHARED, _LOCAL, _REGISTERS, MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 0, 1, 3, 4, 8, 14
-_MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_PER_CTA, _CLUSTERS = 16, 75, 76, 97, 120
 _CACHE_PREFERENCES = {"none": 0, "shared": 1, "l1": 2, "equal": 3}
 _PORTABLE_CLUSTER = 8
 DEFAULT_DYNAMIC_SHARED = 48 * 1024  # a launch may have this much without asking
-
-
-def check_ordinal(device: object) -> None:
-    """Refuse what is no ordinal of a GPU."""
-    if not is_integer(device, 0, 2**31 - 1):
-        raise ArgumentError(f"device is {shown(device)}; it takes the ordinal of a GPU, from 0 on")
-
-
-def device_limits(device: int) -> DeviceLimits:
-    """Return what a device's kernels may use, as its driver says.
-
-    Raises
-    ------
-    ArgumentError
-        If `device` is no ordinal.
-    DeviceNotFoundError
-        If there is no such device.
-    """
-    check_ordinal(device)
-    architecture = 10 * _native.device_attribute(device, _MAJOR) + _native.device_attribute(device, _MINOR)
-    largest = ARCHITECTURES[architecture].max_cluster_size if architecture in ARCHITECTURES else _PORTABLE_CLUSTER
-    return DeviceLimits(
-        architecture=architecture,
-        shared_memory_per_cta=_native.device_attribute(device, _SHARED_PER_CTA),
-        max_cluster_size=largest if _native.device_attribute(device, _CLUSTERS) else 1,
-    )
-
-
-def multiprocessors(device: int | SimulatedDevice) -> int:
-    """Return how many multiprocessors a device has."""
-    if isinstance(device, SimulatedDevice):
-        return device.multiprocessors
-    return _native.device_attribute(device, _MULTIPROCESSORS)
-
-
-def load(symbol: str, params: Params, device: int, image: bytes) -> Kernel:
-    """Return a kernel of an image, loaded on a GPU."""
-    function = _native.Function(device, image, symbol)
-    return Kernel(symbol, params, device, function, function, multiprocessors(device))
 
 
 @dataclass(frozen=True)
@@ -125,6 +85,18 @@ class Function(Protocol):
     ) -> None: ...
 
 
+class KernelDevice(Protocol):
+    """What a kernel asks of its device: a `transformer_rtc.device.Device`, which is made of kernels."""
+
+    @property
+    def given(self) -> int | SimulatedDevice: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def multiprocessors(self) -> int: ...
+    def has_stream(self, stream: int) -> bool: ...
+
+
 class Kernel:
     """A kernel loaded on one device. Made by `KernelManager`."""
 
@@ -132,18 +104,18 @@ class Kernel:
         self,
         symbol: str,
         params: Params,
-        device: int | SimulatedDevice,
+        on: KernelDevice,
         function: Function,
         launcher: _native.Launcher,
-        multiprocessors: int,
     ) -> None:
         self.symbol = symbol
         self.params = params
-        self.device = device
+        self.device = on.given
         self.function = function
         self.launcher = launcher
-        self.where = f"cuda:{device}" if isinstance(device, int) else str(device)
-        self.multiprocessors = multiprocessors
+        self.where = on.name
+        self.multiprocessors = on.multiprocessors
+        self._on = on
         self._preparing = threading.Lock()
         # What a launch may have without asking; static shared memory is part of it.
         self._free_dynamic_shared = DEFAULT_DYNAMIC_SHARED - self.static_shared_memory
@@ -269,12 +241,7 @@ class Kernel:
             )
         except DriverError as error:
             # Asked only now: it takes as long as the launch.
-            foreign = (
-                "CUDA_ERROR_INVALID_HANDLE" in str(error)
-                and isinstance(self.device, int)
-                and not _native.stream_on_device(self.device, stream)
-            )
-            if not foreign:
+            if "CUDA_ERROR_INVALID_HANDLE" not in str(error) or self._on.has_stream(stream):
                 raise
             raise ArgumentError(
                 f"{self.symbol}: stream belongs to another device or context than {self.where}"

@@ -13,10 +13,10 @@ import numpy as np
 from . import _native, manifest
 from .arrays import dtype_id
 from .checks import check_flag, is_integer
+from .device import device_limits
 from .dispatch import forms, operators
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .kernel_manager import KernelManager, manager
-from .launch import device_limits
 from .manifest import ManifestEntry
 from .request import Argument, Asked, Request
 from .spec import ARCHITECTURES, BOOL, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec

@@ -14,7 +14,7 @@ from frameworks import bits
 
 import transformer_rtc
 from transformer_rtc import Field, LaunchConfig, SimulatedDevice, device_limits, using
-from transformer_rtc.launch import multiprocessors
+from transformer_rtc.device import Gpu
 from transformer_rtc.spec import ARCHITECTURES
 
 _MOST_SIMULATED = 1 << 18  # elements of all rows
@@ -26,7 +26,7 @@ def simulated() -> SimulatedDevice:
     if architecture not in ARCHITECTURES:
         pytest.skip(f"the simulator has no sm_{architecture}")
     # As many, for a row is shared by no more CTAs than can be resident together.
-    return SimulatedDevice(architecture, multiprocessors=multiprocessors(0))
+    return SimulatedDevice(architecture, multiprocessors=Gpu(0).multiprocessors)
 
 
 def run(implementation: str | SimulatedDevice, case: Case, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -18,7 +18,8 @@ from cases import FAMILY, Case
 from frameworks import Framework, Guarded, bits
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, dispatch, launch, using
+from transformer_rtc import SimulatedDevice, dispatch, using
+from transformer_rtc.device import Gpu
 from transformer_rtc.ops.norm import api as norms
 from transformer_rtc.ops.norm.backward import BackwardSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
@@ -49,7 +50,7 @@ class Rig:
 
     @property
     def multiprocessors(self) -> int:
-        return self.implementation.multiprocessors if self.simulated else launch.multiprocessors(0)
+        return self.implementation.multiprocessors if self.simulated else Gpu(0).multiprocessors
 
     def guarded(self, *arguments: Any) -> Guarded:
         return Guarded(self.arrays, *arguments)

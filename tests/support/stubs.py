@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from transformer_rtc import kernel_manager
+from transformer_rtc import device
 from transformer_rtc.cache import digest
 from transformer_rtc.compiler import Compiled
+from transformer_rtc.device import Gpu
 from transformer_rtc.spec import ARCHITECTURES
 
 WAIT = 60  # seconds after which a test that hangs fails
@@ -54,8 +55,8 @@ class FakeKernel:
 def without_gpu(monkeypatch) -> None:
     """Have managers load kernels that do nothing: device 7 is an sm_100, the others are sm_90."""
     FakeKernel.loaded.clear()
-    monkeypatch.setattr(kernel_manager.gpu, "load", FakeKernel)
-    monkeypatch.setattr(kernel_manager, "device_limits", lambda device: ARCHITECTURES[100 if device == 7 else 90])
+    monkeypatch.setattr(Gpu, "load", lambda gpu, symbol, params, image: FakeKernel(symbol, params, gpu.given, image))
+    monkeypatch.setattr(device, "device_limits", lambda ordinal: ARCHITECTURES[100 if ordinal == 7 else 90])
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:

@@ -36,9 +36,9 @@ def test_what_was_compiled_for_an_architecture_without_early_launches_is_not_lau
 @pytest.mark.parametrize(("largest_cluster", "nodes"), [(16, "E"), (1, "AZKF")], ids=["cluster", "cooperative"])
 def test_a_cold_call_of_rows_that_ctas_share_is_captured(largest_cluster, nodes, fake_driver):
     script = f"""
-    from transformer_rtc import dispatch
+    from transformer_rtc import device
     limits = t.device_limits(0)._replace(max_cluster_size={largest_cluster})
-    dispatch.device_limits = lambda device: limits
+    device.device_limits = lambda ordinal: limits
     x, stream = array(2, 262144), stream_of(0, 0)
     begin(stream)
     t.rms_norm(x, stream=stream)

@@ -82,9 +82,9 @@ def work():
         end(stream)
 """,
     "cooperative": """
-from transformer_rtc import dispatch
+from transformer_rtc import device
 limits_of = t.device_limits
-dispatch.device_limits = lambda device: limits_of(device)._replace(max_cluster_size=1)
+device.device_limits = lambda ordinal: limits_of(ordinal)._replace(max_cluster_size=1)
 def work():
     t.layer_norm(array(2, 262144), stream=stream_of(0, 0))
 """,

@@ -11,9 +11,10 @@ import warnings
 import pytest
 from stubs import WAIT, Compiler, FakeKernel, in_threads, without_gpu
 
-from transformer_rtc import kernel_manager, static
+from transformer_rtc import static
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import REPORT
+from transformer_rtc.device import Gpu
 from transformer_rtc.errors import (
     CompileError,
     CompilerNotFoundError,
@@ -191,7 +192,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_remembered(make, compiler):
 def test_a_failed_load_is_not_remembered_and_costs_no_other_compile(make, compiler, monkeypatch):
     manager = make(folder=None)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
-        patch.setattr(kernel_manager.gpu, "load", refuse)
+        patch.setattr(Gpu, "load", refuse)
         manager.get(FIRST, 0)
     manager.get(FIRST, 0)
     assert len(compiler.calls) == 1

@@ -227,16 +227,16 @@ def test_a_call_at_the_interpreters_end_compiles_by_itself():
     script = """
 import atexit
 atexit.register(lambda: print(*(kernel.symbol for kernel in manager.get_all((FIRST, SECOND), 0))))
-from transformer_rtc import kernel_manager
+from transformer_rtc import KernelManager, device
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import Compiled, _compiling
 from transformer_rtc.spec import ARCHITECTURES, TextSpec
-kernel_manager.gpu.load = lambda symbol, *_: type("Kernel", (), {"symbol": symbol})
-kernel_manager.device_limits = lambda device: ARCHITECTURES[90]
+device.Gpu.load = lambda gpu, symbol, *_: type("Kernel", (), {"symbol": symbol})
+device.device_limits = lambda ordinal: ARCHITECTURES[90]
 def compile_program(symbol, *_):
     with _compiling:
         return Compiled(b"\\x7fELF", "cubin", "", "nvrtc 1")
-manager = kernel_manager.KernelManager(DiskCache(None), compile_program, lambda: "nvrtc 1")
+manager = KernelManager(DiskCache(None), compile_program, lambda: "nvrtc 1")
 FIRST, SECOND = (TextSpec("", name) for name in ("first", "second"))
 """
     assert output(script) == "first second"

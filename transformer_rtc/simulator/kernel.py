@@ -20,6 +20,7 @@ from ..launch import (
     STATIC_SHARED,
     Dim3,
     Kernel,
+    KernelDevice,
     LaunchConfig,
 )
 from ..spec import Params
@@ -196,10 +197,9 @@ class SimulatedKernel(Kernel):
     It is a `Kernel`, and runs to its end in `launch`. `registers` and `local_memory` are 0: nobody knows.
     """
 
-    def __init__(self, symbol: str, params: Params, device: SimulatedDevice, image: bytes) -> None:
-        self._simulated = SimulatedFunction(device, image, symbol)
-        launcher = _native.PythonLauncher(zero, self._simulated.launch, params.size)
-        super().__init__(symbol, params, device, self._simulated, launcher, device.multiprocessors)
+    def __init__(self, symbol: str, params: Params, on: KernelDevice, function: SimulatedFunction) -> None:
+        self._simulated = function
+        super().__init__(symbol, params, on, function, _native.PythonLauncher(zero, function.launch, params.size))
 
     def launch(self, config: LaunchConfig, params: bytes | Mapping[str, Any], stream: int = 0) -> None:
         """Launch the kernel, and run it to its end.
