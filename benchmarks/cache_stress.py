@@ -26,18 +26,16 @@ from transformer_rtc.cache import DiskCache, digest, parse_entry
 WORKER = """
 import sys
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.dispatch import operators
-from transformer_rtc.request import Request
 from transformer_rtc.kernel_manager import KernelManager
+from transformer_rtc.request import Request, declaration_of
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16
 folder, keys = sys.argv[1], int(sys.argv[2])
 manager = KernelManager(DiskCache(folder))
-arrays = [argument for argument in operators()["rms_norm"].arguments if argument.dtypes]
-dtypes = {argument.name: BFLOAT16 if argument.name in ("x", "weight", "out") else None for argument in arrays}
-dtypes.pop("out_dtype", None)
+arrays = declaration_of("rms_norm").arrays
+dtypes = {array.name: BFLOAT16 if array.name in ("x", "weight", "out") else None for array in arrays}
 for number in range(keys):
     request = Request("rms_norm", dtypes, 256 * (number + 1), False, False)
-    ((spec, _),) = operators()["rms_norm"].family.specialise(request, ARCHITECTURES[90])
+    ((spec, _),) = declaration_of("rms_norm").family.specialise(request, ARCHITECTURES[90])
     manager.image(spec, 90)
 print(manager.counts["compile"])
 """

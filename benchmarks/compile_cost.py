@@ -24,8 +24,7 @@ from tqdm import tqdm
 import transformer_rtc
 from transformer_rtc import compiler, sources, static
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.dispatch import operators
-from transformer_rtc.request import Request
+from transformer_rtc.request import Request, declaration_of
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
@@ -148,13 +147,11 @@ def specialisations(limits: DeviceLimits, hidden_sizes: Sequence[int] = HIDDEN_S
         for kind, (name, arrays, others, flags, per_head) in CLASSES.items():
             if per_head and hidden > LONGEST_HEAD:
                 continue
-            operator = operators()[name]
+            operator = declaration_of(name)
             # Rows of up to so many columns have one kernel.
             columns = next((bucket for bucket in operator.buckets if hidden <= bucket), hidden)
             for dtypes, dtype in TYPES.items():
-                given: dict[str, DType | None] = dict.fromkeys(
-                    argument.name for argument in operator.arguments if argument.dtypes and argument.role != "dtype_out"
-                )
+                given: dict[str, DType | None] = dict.fromkeys(array.name for array in operator.arrays)
                 given |= dict.fromkeys(arrays.split(), dtype) | dict(others)
                 request = Request(name, given, columns, per_head, False, flags)
                 first, *later = operator.family.specialise(request, limits)

@@ -26,15 +26,14 @@ from transformer_rtc import _native
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import compiler_identity
 from transformer_rtc.device import Gpu
-from transformer_rtc.dispatch import operators
-from transformer_rtc.request import Request
+from transformer_rtc.request import Request, declaration_of
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, DeviceLimits, KernelSpec, Target
 
 MANY = 1000
 
 
 def spec_of(hidden: int, limits: DeviceLimits) -> KernelSpec:
-    operator = operators()["rms_norm"]
+    operator = declaration_of("rms_norm")
     given = {"x": BFLOAT16, "weight": BFLOAT16, "out": BFLOAT16}
     dtypes = {name: given.get(name) for name in operator._arrays}
     return operator.family.specialise(Request("rms_norm", dtypes, hidden, False, False), limits)[0][0]

@@ -17,7 +17,6 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 
 from .arrays import DeviceArray
 from .device import device_limits
-from .dispatch import implementations, using
 from .errors import *  # noqa: F403
 from .errors import __all__ as _errors
 from .kernel_manager import Event, KernelManager, manager
@@ -26,6 +25,7 @@ from .ops.norm.api import *  # noqa: F403
 from .ops.norm.api import __all__ as _norms
 from .ops.softmax.api import *  # noqa: F403
 from .ops.softmax.api import __all__ as _softmax
+from .select import implementations, using
 from .settings import settings as _settings
 from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, TextSpec

@@ -80,12 +80,56 @@ class View:
         self, data: int, shape: Sequence[int], strides: Sequence[int], dtype: int, device: int, read_only: bool
     ) -> None: ...
 
-class Role: ...
+class Kind:
+    INPUT: Kind
+    OUTPUT: Kind
+    UPDATE: Kind
+    RESULT: Kind
+    OUTPUT_DTYPE: Kind
+    OUTPUT_WANTED: Kind
+    REAL: Kind
+    INTEGER: Kind
+    FLAG: Kind
+    CHOICE: Kind
+    SM_MARGIN: Kind
+    STREAM: Kind
 
 class Source:
     REAL: Source
     INTEGER: Source
     FLAG: Source
+    SIZE: Source
+    DIFFERENCE: Source
+    STRIDE: Source
+    ARRAY_ROWS: Source
+
+class Shape:
+    def __init__(self, leading: bool, sizes: Sequence[tuple[int, int]], words: str) -> None: ...
+
+class Symbol:
+    def __init__(self, name: str, noun: str, conditional: bool) -> None: ...
+
+class Word:
+    def __init__(self, text: str, equal: tuple[int, int] | None = None, reason: str = "") -> None: ...
+
+class Argument:
+    shapes: Sequence[Shape]
+    dtypes: Sequence[int]
+    optional: bool
+    broadcast: bool
+    rereads: bool
+    like: int
+    shape_of: int
+    wanted_with: int
+    of: Sequence[int]
+    minimum: float
+    largest: int
+    noun: str
+    needs: int
+    needs_words: str
+    words: Sequence[Word]
+
+    def __init__(self, kind: Kind, name: str, called: str) -> None: ...
 
 class Stage:
     def __init__(
@@ -95,36 +139,40 @@ class Stage:
         cluster: _Dim3,
         dynamic_shared_memory: int,
         cooperative: bool,
-        fields: Sequence[tuple[Source, int, int]],
-        columns_per_cta: int,
-        early: bool,
-        row_groups: int,
+        fields: Sequence[tuple[Source, int, int, int]],
+        *,
+        early: bool = False,
+        columns_per_cta: int = 0,
+        per: int = -1,
+        rows_of: int = -1,
+        row_groups: int = 0,
     ) -> None: ...
 
 class Plan:
     ANY_GROUPS: int
-    OF_HEADS: int
 
     def __init__(
         self,
         stages: Sequence[Stage],
-        rows_per_cta: int,
-        ctas_per_row: int,
-        max_groups: int,
-        workspace_bytes: int,
-        partial_bytes: int,
-        whole_heads: bool,
+        *,
         multiprocessors: int,
+        rows_per_cta: int = 1,
+        ctas_per_row: int = 1,
+        max_groups: int = ...,
+        workspace_bytes: int = 0,
+        partial_bytes: int = 0,
         row_bytes: int = 0,
-        group_unit: int = 1,
         turn_bytes: int = 0,
+        group_unit: int = 1,
+        whole: int = -1,
     ) -> None: ...
 
 class Operator:
     def __init__(
         self,
         name: str,
-        arguments: Sequence[tuple[Role, str, str, Sequence[int], bool, int, Sequence[int]]],
+        arguments: Sequence[Argument],
+        symbols: Sequence[Symbol],
         plan: Callable[[int, int, tuple[int, ...], int, bool, bool, int], Plan],
         check: Callable[[int, int, tuple[int, ...], int, bool, bool, int], int],
         slow_call: Callable[[tuple[Any, ...]], object],

@@ -15,13 +15,13 @@ import numpy as np
 from . import _native, spec
 from .cache import DiskCache
 from .device import device_limits
-from .dispatch import using
 from .errors import DeviceNotFoundError
 from .kernel_manager import KernelManager
 from .ops.norm.api import rms_norm
 from .ops.norm.family import forward_spec
 from .ops.norm.kernels import ForwardSpec
 from .request import Request
+from .select import using
 from .simulator import SimulatedDevice
 
 # Hidden sizes, and whose they are; the last is longer than a CTA holds.

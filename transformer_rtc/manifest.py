@@ -3,170 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-from . import _native, dispatch, usage
+from . import usage
 from .checks import path_of
-from .dispatch import operators
-from .errors import ArgumentError, shown
-from .request import Argument, Asked, Request
+from .errors import ArgumentError
+from .request import ManifestEntry, line, parse
 from .settings import settings
-from .spec import DTYPES, DeviceLimits, Field, TextSpec
 
-__all__ = ["ManifestEntry", "arrays_of", "check_request", "columns_of", "line", "parse", "read", "record"]
-
-_MOST_CTAS: int = DeviceLimits._field_defaults["max_ctas_per_row"]
-_BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
-_KERNEL_FIELDS = {"kernel", "text", "fields", "options"}
-_FIELDS = {"operator", "dtypes", "columns", "per_head", "margin", "flags", "max_ctas_per_row"}
-
-
-# A line of a manifest: what an operator was asked for, or a caller's own kernel.
-ManifestEntry = Asked | TextSpec
-
-
-def arrays_of(operator: str) -> tuple[Argument, ...]:
-    """Return an operator's arguments that are arrays: those whose data types a request has, in its order."""
-    return tuple(argument for argument in operators()[operator].arguments if argument.role not in dispatch._NO_ARRAYS)
-
-
-def line(entry: ManifestEntry) -> str:
-    """Return an entry's line, without what is absent."""
-    if isinstance(entry, TextSpec):
-        pairs = [[field.name, field.type] for field in entry.fields]
-        return json.dumps({"kernel": entry.name, "text": entry.text, "fields": pairs, "options": list(entry.options)})
-    request = entry.request
-    fields: dict[str, object] = {
-        "operator": request.operator,
-        "dtypes": {name: dtype.name for name, dtype in request.dtypes.items() if dtype},
-        "columns": request.columns,
-        "per_head": request.per_head,
-        "margin": request.margin,
-    }
-    if request.flags:
-        fields["flags"] = sorted(request.flags)
-    if entry.max_ctas_per_row != _MOST_CTAS:
-        fields["max_ctas_per_row"] = entry.max_ctas_per_row
-    return json.dumps(fields)
-
-
-def columns_of(operator: str, columns: int) -> int:
-    """Return with which number of columns rows of so many are asked for.
-
-    Raises
-    ------
-    ArgumentError
-        If no row may have so many.
-    """
-    if not 1 <= columns <= _native.MOST_COLUMNS:
-        raise ArgumentError(f"{operator}: a hidden size is {columns}; it must be from 1 to {_native.MOST_COLUMNS}")
-    return next((bucket for bucket in operators()[operator].buckets if bucket >= columns), columns)
-
-
-def check_request(request: Request) -> None:
-    """Refuse what no call of the operator could ask for.
-
-    Raises
-    ------
-    ArgumentError
-        If it is so.
-    """
-    name = request.operator
-    may_be_unwanted = [of for a in operators()[name].arguments if a.role == "wanted" for of in a.of]
-    for argument in arrays_of(name):
-        dtype = request.dtypes[argument.name]
-        if dtype is None:
-            if argument.role in ("rows", "rows_out") and not argument.optional and argument.name not in may_be_unwanted:
-                raise ArgumentError(f"{name}: {argument.name} must have a data type")
-        elif dtype not in argument.dtypes:
-            accepted = ", ".join(other.name for other in argument.dtypes)
-            raise ArgumentError(f"{name}: {argument.name} must be one of {accepted}; it is {dtype.name}")
-    if request.per_head and not any(request.dtypes[a.name] for a in arrays_of(name) if a.role == "columns"):
-        raise ArgumentError(f"{name}: per_head needs a weight or a bias, which each head has of its own")
-
-
-def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
-    """Return the entry of a line.
-
-    Parameters
-    ----------
-    text : str
-        The line.
-    where : str
-        What a message calls it.
-
-    Raises
-    ------
-    ArgumentError
-        If it is no line of a manifest.
-    """
-
-    def refuse(what: str) -> ArgumentError:
-        return ArgumentError(f"{where}: {what}")
-
-    if not isinstance(text, str):
-        raise refuse(f"it is {shown(text)}, and no text")
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise refuse(f"it is no JSON: {error}") from None
-    if isinstance(fields, dict) and fields.keys() == _KERNEL_FIELDS:
-        return _parse_kernel(fields, refuse)
-    if not isinstance(fields, dict) or not {"operator", "dtypes", "columns"} <= fields.keys() <= _FIELDS:
-        raise refuse(
-            "it must be an object with operator, dtypes and columns, and perhaps per_head, margin, flags and "
-            f"max_ctas_per_row; or with {', '.join(sorted(_KERNEL_FIELDS))}; it is {text.strip()[:200]}"
-        )
-    name, given = fields["operator"], fields["dtypes"]
-    if not isinstance(name, str) or name not in operators():
-        raise refuse(f"operator is {name!r}; it must be one of {', '.join(operators())}")
-    names = [argument.name for argument in arrays_of(name)]
-    if not isinstance(given, dict) or not given.keys() <= set(names):
-        raise refuse(f"dtypes is {given!r}; it must have data types of {', '.join(names)}")
-    for array, dtype in given.items():
-        if dtype is not None and not (isinstance(dtype, str) and dtype in _BY_NAME):
-            raise refuse(f"the data type of {array} is {dtype!r}; it must be one of {', '.join(_BY_NAME)}")
-    flags = {flag: fields.get(flag, False) for flag in ("per_head", "margin")}
-    numbers = {"columns": fields["columns"], "max_ctas_per_row": fields.get("max_ctas_per_row", _MOST_CTAS)}
-    for field, value, kind in (
-        *((field, value, bool) for field, value in flags.items()),
-        *((field, value, int) for field, value in numbers.items()),
-    ):
-        if type(value) is not kind:
-            raise refuse(f"{field} is {value!r}; it must be {'true or false' if kind is bool else 'an integer'}")
-    if not 1 <= numbers["max_ctas_per_row"] <= _MOST_CTAS:
-        raise refuse(f"max_ctas_per_row is {numbers['max_ctas_per_row']}; it must be from 1 to {_MOST_CTAS}")
-    dtypes = {array: _BY_NAME[given[array]] if given.get(array) else None for array in names}
-    known = [argument.name for argument in operators()[name].arguments if argument.role == "flag"]
-    flagged = fields.get("flags", [])
-    if not isinstance(flagged, list) or not all(flag in known for flag in flagged):
-        raise refuse(f"flags is {flagged!r}; it must be some of: {', '.join(known) or 'none'}")
-    try:
-        columns = columns_of(name, numbers["columns"])
-        request = Request(name, dtypes, columns, flags["per_head"], flags["margin"], frozenset(flagged))
-        check_request(request)
-    except ArgumentError as error:
-        raise refuse(str(error)) from None
-    return Asked(request, numbers["max_ctas_per_row"])
-
-
-def _parse_kernel(fields: dict[str, Any], refuse: Callable[[str], ArgumentError]) -> TextSpec:
-    name, text, pairs, options = (fields[field] for field in ("kernel", "text", "fields", "options"))
-    if not isinstance(options, list):
-        raise refuse(f"options is {options!r}; it must be strings")
-    if not isinstance(pairs, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs
-    ):
-        raise refuse(f"fields is {pairs!r}; it must be pairs of a name and a type")
-    try:
-        return TextSpec(text, name, tuple(Field(*pair) for pair in pairs), tuple(options))
-    except ArgumentError as error:
-        raise refuse(str(error)) from None
+__all__ = ["ManifestEntry", "read", "record"]
 
 
 def read(path: str | os.PathLike[str]) -> list[ManifestEntry]:

@@ -13,13 +13,34 @@ import numpy as np
 from . import _native, manifest
 from .arrays import dtype_id
 from .checks import check_flag, is_integer
+from .declaration import (
+    Argument,
+    Array,
+    Choice,
+    Declaration,
+    Flag,
+    Input,
+    Margin,
+    OutputDType,
+    OutputWanted,
+    Result,
+    Update,
+)
 from .device import device_limits
-from .dispatch import forms, operators
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .kernel_manager import KernelManager, manager
-from .manifest import ManifestEntry
-from .request import Argument, Asked, Request
-from .spec import ARCHITECTURES, BOOL, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
+from .request import (
+    Asked,
+    ManifestEntry,
+    Request,
+    check_request,
+    columns_of,
+    declaration_of,
+    declarations,
+    line,
+    operator_names,
+)
+from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
 
 __all__ = ["WarmupRecord", "argument_names", "warmup"]
 
@@ -48,88 +69,92 @@ class WarmupRecord(NamedTuple):
     error: str = ""
 
 
-# Roles of results that are added up over rows.
-_SUMS = ("column_values", "head_sums", "mask_sums")
-
 # Told of each record, with how many there are by now and will be.
 Progress = Callable[[WarmupRecord, int, int], None]
 
 
 def _names(operator: str) -> dict[str, Argument]:
     """Return the arguments that a warm-up takes for an operator, as its function calls them."""
-    found = {}
-    for argument in operators()[operator].arguments:
-        if argument.role not in ("rows_out", "real", "non_negative", "integer", "square", "sm_margin", "stream"):
-            found[argument.keyword] = argument
-    return found
+    kinds = (Input, Update, Result, OutputDType, OutputWanted, Flag, Choice)
+    arguments = declaration_of(operator).arguments
+    return {argument.keyword: argument for argument in arguments if isinstance(argument, kinds)}
 
 
 def argument_names() -> set[str]:
     """Return the names of all arguments that a warm-up takes for some operator."""
-    return {name for operator in operators() for name in _names(operator)}
+    return {name for operator in operator_names() for name in _names(operator)}
 
 
-def _request(
-    operator: str, dtype: DType, columns: int, per_head: bool, margin: bool, given: Mapping[str, object]
-) -> Request:
-    """Return what a call would ask for, as the operator's function completes its arguments."""
-    centred = "layer_norm" in operator
-    types: dict[str, DType | None] = {}
+class _Given:
+    """What a warm-up is told of an operator's arguments."""
 
-    def chosen(name: str, value: object, default: DType) -> DType | None:
+    def __init__(self, operator: str, values: Mapping[str, object]) -> None:
+        self.operator, self.values = operator, values
+
+    def truth(self, name: str, words: Iterable[str] = ()) -> bool | None:
+        """Return whether a flag is set; None: nothing is said of it."""
+        value = self.values.get(name)
+        if isinstance(value, str) and value in words:
+            return True
+        if value is not None and not isinstance(value, bool):
+            accepted = ", ".join(("True", "False", *map(repr, words)))
+            raise ArgumentError(f"{self.operator}: {name} is {shown(value)}; it takes {accepted} or None")
+        return value
+
+    def dtype(self, name: str, default: DType, absent: object) -> DType | None:
+        """Return an array's data type, the default where it is but said to be there; None: it is not there."""
+        value = self.values.get(name, absent)
         if value is None or isinstance(value, bool):
             return default if value else None
         try:
             return DTYPES[dtype_id(value)]
         except ArgumentError:
             raise ArgumentError(
-                f"{operator}: {name} is {shown(value)}; it takes a data type, True, False or None"
+                f"{self.operator}: {name} is {shown(value)}; it takes a data type, True, False or None"
             ) from None
 
-    def says(name: str, words: Sequence[str] = ()) -> bool | None:
-        value = given.get(name)
-        if isinstance(value, str) and value in words:
-            return True
-        if value is not None and not isinstance(value, bool):
-            accepted = ", ".join(("True", "False", *map(repr, words)))
-            raise ArgumentError(f"{operator}: {name} is {shown(value)}; it takes {accepted} or None")
-        return value
 
-    def said_of(argument: Argument, role: str) -> str:
-        return next((a.name for a in operators()[operator].arguments if a.role == role and argument.name in a.of), "")
+def _dtype_of(
+    declaration: Declaration, array: Array, given: _Given, dtype: DType, known: Mapping[str, DType | None]
+) -> DType | None:
+    """Return the data type of an array as the operator's function would have it; None: it is not there."""
+    like = known.get(getattr(array, "like", "")) or known.get(declaration.arrays[0].name) or dtype
+    if isinstance(array, Input):
+        default = array.usual_dtype or (array.dtypes[0] if len(array.dtypes) == 1 else dtype)
+        return given.dtype(array.keyword, default, not array.optional or array.usual)
+    if isinstance(array, Update):
+        return given.dtype(array.keyword, array.dtypes[0], None)
+    named = declaration.about(OutputDType, array.name)
+    found: DType | None = array.dtypes[0] if len(array.dtypes) == 1 else like
+    if named is not None and given.values.get(named.keyword) is not None:
+        found = given.dtype(named.keyword, like, None)
+    if isinstance(array, Result):
+        wanted = given.truth(array.keyword)
+        if wanted is None:
+            wanted = bool(array.wanted_with) and known[array.wanted_with] is not None
+    else:
+        about = declaration.about(OutputWanted, array.name)
+        wanted = about is None or given.truth(about.keyword) is not False
+    return found if wanted else None
 
-    arrays = manifest.arrays_of(operator)
-    for argument in arrays:
-        name = argument.name
-        like = types.get(argument.like) or types.get(arrays[0].name) or dtype
-        if argument.role in ("rows_out", *_SUMS):
-            named = said_of(argument, "dtype_out")
-            asked = given.get(named)
-            kind = chosen(named, True if asked is None else asked, like)
-            if argument.role == "rows_out":
-                wanted: bool | None = says(said_of(argument, "wanted")) is not False
-            else:
-                wanted = says(argument.keyword)
-                if wanted is None:
-                    # As the operators' functions have it: of what is given.
-                    wanted = types[argument.like] is not None and (name != "dbias" or centred)
-            types[name] = kind if wanted else None
-        elif argument.role == "row_values":
-            wanted = says(argument.keyword)
-            types[name] = argument.dtypes[0] if wanted else None
-        else:
-            is_there = not argument.optional or name == "weight" or (name == "bias" and centred)
-            if argument.role == "value_out":
-                is_there = False
-            # A mask says by default which elements do not take part; one of which there is a gradient is added.
-            default = argument.dtypes[0] if argument.dtypes[0] is BOOL or len(argument.dtypes) == 1 else dtype
-            types[name] = chosen(name, given.get(name, is_there), default)
-    described = operators()[operator].arguments
-    flags = frozenset(a.name for a in described if a.role == "flag" and says(a.name, a.words))
-    has_margin = any(a.role == "sm_margin" for a in described)
-    columns = manifest.columns_of(operator, columns)
+
+def _request(
+    operator: str, dtype: DType, columns: int, per_head: bool, margin: bool, values: Mapping[str, object]
+) -> Request:
+    """Return what a call would ask for, as the operator's function completes its arguments."""
+    declaration, given = declaration_of(operator), _Given(operator, values)
+    types: dict[str, DType | None] = {}
+    for array in declaration.arrays:
+        types[array.name] = _dtype_of(declaration, array, given, dtype, types)
+    flags = frozenset(
+        argument.name
+        for argument in declaration.arguments
+        if isinstance(argument, (Flag, Choice)) and given.truth(argument.keyword, getattr(argument, "words", ()))
+    )
+    has_margin = any(isinstance(argument, Margin) for argument in declaration.arguments)
+    columns = columns_of(operator, columns)
     request = Request(operator, types, columns, per_head, margin and has_margin, flags)
-    manifest.check_request(request)
+    check_request(request)
     return request
 
 
@@ -145,7 +170,7 @@ def _sequence(value: Any, single: tuple[type, ...]) -> list[Any]:
 def _requests(
     named: Any, dtypes: Any, hidden_sizes: Any, per_head: bool, margin: bool, arguments: Mapping[str, object]
 ) -> list[Request]:
-    public = forms()
+    public = declarations()
     found: list[Request] = []
     known: set[str] = set()
     sizes = _sequence(hidden_sizes, (int,))
@@ -167,10 +192,12 @@ def _requests(
             raise ArgumentError(f"operators has {shown(operator)}; it takes {', '.join(public)}")
         if not kinds or not sizes:
             raise ArgumentError(f"{name} needs dtypes and hidden_sizes, such as 'bfloat16' and 4096")
-        own, gives = public[name]
+        own = public[name].operator
         names = _names(own)
         known.update(names)
-        given = dict.fromkeys(gives, True) | {key: value for key, value in arguments.items() if key in names}
+        given = dict.fromkeys(public[name].always, True) | {
+            key: value for key, value in arguments.items() if key in names
+        }
         found += [_request(own, dtype, int(size), per_head, margin, given) for dtype in kinds for size in sizes]
     for name in arguments.keys() - known:
         raise ArgumentError(f"{name} is no argument of these operators; they take {', '.join(sorted(known))}")
@@ -325,10 +352,10 @@ def _specialise(entry: ManifestEntry, limits: DeviceLimits) -> list[KernelSpec]:
         return [entry]
     limits = limits._replace(max_ctas_per_row=min(limits.max_ctas_per_row, entry.max_ctas_per_row))
     try:
-        family = operators()[entry.request.operator].family
+        family = declaration_of(entry.request.operator).family
         return [spec for spec, _ in family.specialise(entry.request, limits)]
     except ArgumentError as error:
-        raise ArgumentError(f"{error}, asked for by {manifest.line(entry)}") from None
+        raise ArgumentError(f"{error}, asked for by {line(entry)}") from None
 
 
 def _run(tasks: list[tuple[KernelSpec, int]], threads: int, tell: Progress | None) -> list[WarmupRecord]:

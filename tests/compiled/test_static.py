@@ -8,10 +8,10 @@ import pytest
 from kernels import INFO_PARAMETER_BYTES, general_kernels, kernel_info
 
 from transformer_rtc import static
-from transformer_rtc.dispatch import operators
+from transformer_rtc.request import declarations
 from transformer_rtc.spec import ARCHITECTURES
 
-FAMILIES = {operator.family.name for operator in operators().values()}
+FAMILIES = {declaration.family.name for declaration in declarations().values()}
 
 built = pytest.mark.skipif(not static.available(), reason="this installation was built without static kernels")
 

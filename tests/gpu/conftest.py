@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import re
@@ -13,11 +14,10 @@ from frameworks import Torch
 from rigs import Renamed, Rig
 
 import transformer_rtc
-from transformer_rtc import device_limits, dispatch, sources, static
+from transformer_rtc import device_limits, operator, sources, static
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.kernel_manager import KernelManager
-from transformer_rtc.ops.norm import api as norms
-from transformer_rtc.request import LaunchRule
+from transformer_rtc.request import LaunchRule, declaration_of, declarations
 
 KEPT = 1 << 30  # bytes that torch may keep for later tests
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory to the others
@@ -98,7 +98,7 @@ class Limited(Renamed):
         self.rules: list[LaunchRule] = []
 
     def specialise(self, request, limits):
-        # Not more than dispatch asks for: where no such cluster can be resident, it tries smaller ones.
+        # Not more than is asked for: where no such cluster can be resident, it tries smaller ones.
         size = min(self.max_cluster_size, limits.max_cluster_size)
         stages = super().specialise(request, limits._replace(max_cluster_size=size))
         self.rules.append(stages[0][1])
@@ -111,14 +111,12 @@ def limited(request):
     if request.param > device_limits(0).max_cluster_size:
         pytest.skip(f"this device has no clusters of {request.param}")
     family = Limited(request.param)
-    name = f"rms_norm_limited_{request.param}"
-    operator = dispatch.Operator(name, family, dispatch.operators()["rms_norm"].arguments)
+    limited = operator.Operator(dataclasses.replace(declaration_of("rms_norm"), family=family))
 
     def call(x, weight, out=None, rstd=False):
-        return operator.call(x, weight, None, 1e-6, 0.0, out, None, rstd, None, None, None, False, 0, None)
+        return limited.call(x, weight, 1e-6, None, 0.0, out, None, rstd, None, None, None, False, 0, None)
 
-    yield call, family
-    del dispatch._operators[name]
+    return call, family
 
 
 @pytest.fixture
@@ -128,27 +126,24 @@ def exact(monkeypatch):
     approximate = re.findall(r'asm\("rsqrt\.approx[^;]*;"[^;]*;', text)
     assert len(approximate) == 1
     monkeypatch.setitem(sources.texts(), "ptx.cuh", text.replace(approximate[0], "result = __frsqrt_rn(value);"))
-    monkeypatch.setattr(dispatch, "manager", KernelManager(DiskCache(None)))
-    with without_plans(monkeypatch, "exact"):
+    monkeypatch.setattr(operator, "manager", KernelManager(DiskCache(None)))
+    with without_plans(monkeypatch):
         yield
 
 
 @pytest.fixture
 def cold(monkeypatch, manager):
     """Have every norm compile and load what it needs, whatever was used before; return the manager that does."""
-    monkeypatch.setattr(dispatch, "manager", manager)
-    with without_plans(monkeypatch, "cold"):
+    monkeypatch.setattr(operator, "manager", manager)
+    with without_plans(monkeypatch):
         yield manager
 
 
 @contextlib.contextmanager
-def without_plans(monkeypatch, suffix):
+def without_plans(monkeypatch):
     """Give the public functions operators that have not been called yet."""
-    made = []
-    for name, operator in dispatch.operators().items():
-        if operator.family is FAMILY:
-            made.append(dispatch.Operator(f"{name}_{suffix}", Renamed(name), operator.arguments))
-            monkeypatch.setattr(norms, f"_{name}", made[-1].call)
+    for name, declaration in declarations().items():
+        if declaration.family is FAMILY:
+            function = getattr(transformer_rtc, name)
+            monkeypatch.setitem(function.__globals__, "call", operator.Operator(declaration).call)
     yield
-    for operator in made:
-        del dispatch._operators[operator.name]

@@ -19,8 +19,8 @@ from transformer_rtc import (
     LaunchConfig,
     _native,
     device_limits,
-    dispatch,
     layer_norm_backward,
+    operator,
     rms_norm,
     rms_norm_backward,
 )
@@ -147,7 +147,7 @@ def test_a_cold_call_in_a_graph_of_the_driver_with_tensors_of_torch(mode, implem
 
 def test_a_cold_call_of_rows_shared_by_ctas_in_a_graph(monkeypatch, manager, limited, gpu, rng):
     torch = gpu.module
-    monkeypatch.setattr(dispatch, "manager", manager)
+    monkeypatch.setattr(operator, "manager", manager)
     call, _ = limited
     x, weight, _ = data(gpu, rng, Case(40, 131071, FLOAT32, FLOAT32, FLOAT32, False))
     graph = torch.cuda.CUDAGraph()

@@ -9,7 +9,7 @@ import threading
 import pytest
 from processes import CALLS, SPAWN, output, run, shared, threads
 
-from transformer_rtc import dispatch, static, using
+from transformer_rtc import select, static, using
 
 # numpy alone: a framework may open libnvrtc for itself.
 CALL = """
@@ -106,7 +106,7 @@ def test_a_choice_is_of_its_block_and_its_thread():
     seen = []
 
     def look():
-        seen.append(dispatch.IMPLEMENTATIONS[dispatch._chosen.get()])
+        seen.append(select.IMPLEMENTATIONS[select.chosen.get()])
 
     with using("static"):
         look()

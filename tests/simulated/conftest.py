@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import kernel_cache
 import pytest
 
-from transformer_rtc import KernelManager, dispatch
+from transformer_rtc import KernelManager, operator
 
 
 @pytest.fixture(scope="module")
@@ -13,5 +13,5 @@ def kernels() -> Iterator[KernelManager]:
     """Give the operators a manager on the folder of kernels that all tests share."""
     made = kernel_cache.manager()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "manager", made)
+        patch.setattr(operator, "manager", made)
         yield made

@@ -15,7 +15,7 @@ from processes import output, shared
 from stubs import in_threads
 
 import transformer_rtc
-from transformer_rtc import Field, KernelManager, LaunchConfig, SimulatedDevice, dispatch, errors, rms_norm, using
+from transformer_rtc import Field, KernelManager, LaunchConfig, SimulatedDevice, errors, operator, rms_norm, using
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import ArgumentError, CompileError, LaunchError, SimulationError
 from transformer_rtc.settings import read as read_settings
@@ -290,7 +290,7 @@ def test_both_compilers_give_the_same_numbers(checked, monkeypatch, rng):
     for number, name in enumerate(names):
         monkeypatch.setenv("CXX", name)
         fresh = kernel_cache.manager()
-        monkeypatch.setattr(dispatch, "manager", fresh)
+        monkeypatch.setattr(operator, "manager", fresh)
         # A device that no other test has: a plan keeps its kernel.
         with using(SimulatedDevice(checked=checked, seed=(1 << 40) + 2 * checked + number)):
             seen.append(rms_norm(x))

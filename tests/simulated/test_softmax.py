@@ -10,9 +10,9 @@ from norm_checks import covering, first_of
 from reference import assert_within
 from softmax_checks import DIVIDED, FLOATS, OF_TYPES, TABLES, at, bits, call, calls_of, held, poisoned, simulated
 
-from transformer_rtc import _native, arrays, dispatch
-from transformer_rtc.ops.softmax import api as module
-from transformer_rtc.ops.softmax.heuristics import BUCKETS
+from transformer_rtc import arrays, select, softmax
+from transformer_rtc.operator import Operator, native_operator
+from transformer_rtc.request import declaration_of
 from transformer_rtc.spec import BFLOAT16, FLOAT32
 
 pytestmark = pytest.mark.usefixtures("kernels", poisoned.__name__)
@@ -124,14 +124,15 @@ def test_a_general_kernel_looks_at_every_array(operator, names, rng):
 
 def test_a_new_length_in_a_bucket_makes_no_plan(monkeypatch, rng):
     asked = []
-    operator = dispatch.operators()["softmax"]
-    native = _native.Operator(
-        "softmax", dispatch.native_arguments(operator.arguments),
-        lambda *request: asked.append(request[3]) or operator._plan(*request), operator._check,
-        lambda values: arrays.call(native, operator.arguments, values, dispatch._simulating_on_host),
-        arrays.framework_of, dispatch._chosen, BUCKETS,
-    )  # fmt: skip
-    monkeypatch.setattr(module, "_softmax", native.entry())
+    declaration = declaration_of("softmax")
+    operator = Operator(declaration)
+    native = native_operator(
+        declaration,
+        lambda *request: asked.append(request[3]) or operator._plan(*request),
+        operator._check,
+        lambda values: arrays.call(native, declaration, values, select.simulating_on_host),
+    )
+    monkeypatch.setitem(softmax.__globals__, "call", native.entry())
     for columns in (65, 100, 256, 257, 100, 512):
         call(simulated(static=True), "softmax", expected.drawn(rng, (2, columns), FLOAT32))
     assert asked == [128, 256, 512]

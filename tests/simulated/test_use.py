@@ -13,7 +13,7 @@ from norm_checks import first_of
 from processes import output, run, shared
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, dispatch, errors, rms_norm, using
+from transformer_rtc import SimulatedDevice, errors, rms_norm, select, using
 from transformer_rtc.errors import ArgumentError, SettingsError
 from transformer_rtc.settings import read as read_settings
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
@@ -174,10 +174,10 @@ def test_outputs_that_overlap_or_cannot_be_written_are_refused(simulator):
 
 
 def test_using_is_left_as_it_was_found():
-    before = dispatch._chosen.get()
+    before = select.chosen.get()
     with contextlib.suppress(KeyError), using(SimulatedDevice(architecture=120)):
         raise KeyError
-    assert dispatch._chosen.get() == before
+    assert select.chosen.get() == before
 
 
 def test_the_public_names_are_there():

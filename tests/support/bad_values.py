@@ -16,10 +16,24 @@ import native_calls
 import numpy as np
 
 import transformer_rtc
-from transformer_rtc import Field, LaunchConfig, SimulatedDevice, TextSpec, _native, dispatch
+from transformer_rtc import Field, LaunchConfig, SimulatedDevice, TextSpec, _native
 from transformer_rtc.cache import DiskCache
+from transformer_rtc.declaration import (
+    Argument,
+    Array,
+    Choice,
+    Input,
+    Integer,
+    Margin,
+    Output,
+    OutputDType,
+    Real,
+    Result,
+    Stream,
+    Update,
+)
 from transformer_rtc.errors import shown
-from transformer_rtc.request import Argument
+from transformer_rtc.request import declaration_of, declarations
 from transformer_rtc.spec import DTYPES, Target
 
 DEVICE = SimulatedDevice(static=True)
@@ -34,7 +48,7 @@ NUMBERS = {dtype.name: dtype.id for dtype in DTYPES.values()} | {
 }  # fmt: skip
 
 
-class Array(NamedTuple):
+class Stub(NamedTuple):
     """An array: native checks see it as a view of memory that is not there, functions as numpy's if it has such."""
 
     shape: tuple[int, ...] = SHAPE
@@ -108,8 +122,8 @@ def any_array(*shape: int) -> Rows:
         ("must have the machine's byte order; it is >f4", np.ones(shape, ">f4")),
         (r"must have no mask; pass its \.filled\(\)", np.ma.MaskedArray(np.ones(shape, np.float32))),
         ("must have strides that are multiples of its elements' size", packed),
-        ("must be aligned to its elements of 4 bytes", Array(shape, offset=1), Array(shape, offset=2)),
-        ("has elements but no memory: it is a fake or meta tensor", Array(shape, memory=False)),
+        ("must be aligned to its elements of 4 bytes", Stub(shape, offset=1), Stub(shape, offset=2)),
+        ("has elements but no memory: it is a fake or meta tensor", Stub(shape, memory=False)),
     ]  # fmt: skip
 
 
@@ -117,17 +131,17 @@ def later(*shape: int) -> Rows:
     """Return what is no good array behind the first one."""
     return [
         *any_array(*shape),
-        ("must be on the device of {first}, cuda:0; it is on cuda:1", Array(shape, device=1)),
+        ("must be on the device of {first}, cuda:0; it is on cuda:1", Stub(shape, device=1)),
         (r"must be of the same framework as the numpy\.ndarray before it; it is a {type}", Protocol()),
     ]
 
 
-def shapes(*given: tuple[int, ...]) -> list[Array]:
-    return [Array(shape) for shape in given]
+def shapes(*given: tuple[int, ...]) -> list[Stub]:
+    return [Stub(shape) for shape in given]
 
 
-def strided(*given: tuple[int, ...], shape: tuple[int, ...] = SHAPE) -> list[Array]:
-    return [Array(shape, strides=strides) for strides in given]
+def strided(*given: tuple[int, ...], shape: tuple[int, ...] = SHAPE) -> list[Stub]:
+    return [Stub(shape, strides=strides) for strides in given]
 
 
 LAST = (
@@ -143,11 +157,11 @@ OTHER_DTYPE = "must be one of {accepted}; it is "
 NO_ACCESS = "gives no access to its memory: "
 FIRST: Rows = [
     *any_array(*SHAPE), LAST,
-    ("must have at least one dimension", Array(())),
+    ("must have at least one dimension", Stub(())),
     (r"must have 1 to 2\^30 elements in its last dimension; it has 0", *shapes((2, 3, 8, 0), (0, 0))),
-    (r"must have 1 to 2\^30 elements in its last dimension; it has 1073741825", Array((1, 2**30 + 1))),
+    (r"must have 1 to 2\^30 elements in its last dimension; it has 1073741825", Stub((1, 2**30 + 1))),
     (r"(and \w+ )*must have leading dimensions that collapse to at most two strides", *strided((1024, 256, 8, 1)),
-     Array((2, 2, 2, 2, 64), strides=(0, 1000, 640, 0, 1))),
+     Stub((2, 2, 2, 2, 64), strides=(0, 1000, 640, 0, 1))),
     (r"must be on a CUDA GPU or the host; its DLPack device type is 8", Protocol((8, 0))),
     (NO_ACCESS, Protocol(None), Protocol(("a", 0)), Protocol(), Protocol(capsule=used_capsule())),
     (NO_ACCESS + ".*gone", Protocol(KeyError("gone")),
@@ -167,7 +181,6 @@ ROWS: Rows = [
     (r"must have the shape of {first}, \(2, 3, 8, 8\); it has {shape}",
      *shapes((8,), (3, 8, 8), (2, 3, 8, 9), (2, 3, 7, 8), (1, *SHAPE))),
 ]  # fmt: skip
-INPUTS = ("rows", "columns", "row_inputs", "value", "mask", "head_values")  # roles of arrays
 VALUE: Rows = [*later(1), (r"must have the shape \(\) or \(1,\); it has {shape}", *shapes((2,), (0,), (1, 1), (2, 3)))]
 REAL: Rows = [
     ("must be a real number; it is of type {kind}", "1", b"1", None, 1j, True, [1.0], object(), np.ones(2, np.float32),
@@ -180,10 +193,10 @@ REAL: Rows = [
 FLAG: Rows = [("must be True or False; it is {value}", 0, 1, "yes", "", None, 1.0, [], np.ones(2), object())]
 MARGIN: Rows = [("must be a non-negative integer; it is {value}", -1, 0.5, True, "1", None, -(10**30), -(10**5000), [],
                  object(), np.ones(2, int))]  # fmt: skip
-BY_ROLE: dict[str, Rows] = {
+BY_KIND: dict[str, Rows] = {
     "rows": ROWS,
     "rows_out": [
-        *ROWS, (READ_ONLY, Array(read_only=True)),
+        *ROWS, (READ_ONLY, Stub(read_only=True)),
         ("has rows that overlap each other",
          *strided((0, 64, 8, 1), (192, 64, 0, 1), (192, 64, 7, 1), (189, 63, 8, 1), (191, 64, 8, 1))),
     ],
@@ -198,7 +211,7 @@ BY_ROLE: dict[str, Rows] = {
         (SOLID, *strided((48, 16, 2), (30, 9, 1), (1, 2, 6), shape=SHAPE[:-1])),
     ],
     "value": VALUE,
-    "value_out": [*VALUE, (READ_ONLY, Array((1,), read_only=True))],
+    "value_out": [*VALUE, (READ_ONLY, Stub((1,), read_only=True))],
     "head_values": [
         *later(3), (r"must have one element for each head of {first} \[\.\.\., heads, queries, keys\], whose shape is "
                     r"\(2, 3, 8, 8\); it has {shape}", *shapes((2,), (3, 1), (2, 3), ())),
@@ -211,8 +224,7 @@ BY_ROLE: dict[str, Rows] = {
     ],
     "real": REAL,
     "non_negative": [*REAL, ("must not be negative; it is {value}", -1e-6, -1)],
-    "integer": [("must be an integer of 32 bits; it is {value}", 2**31, -(2**31) - 1, 1.5, True, "4", None, [])],
-    "dtype_out": [(OTHER_DTYPE + "{value}", "float64", "uint16", "nonsense", "", "x.float32", "f4,{", ">f4", int,
+    "dtype": [(OTHER_DTYPE + "{value}", "float64", "uint16", "nonsense", "", "x.float32", "f4,{", ">f4", int,
                    float, 5, {}, object(), np.int32, ml_dtypes.float8_e4m3fnuz, np.ones(3, np.float32), np.float32(1),
                    [("a", "f4"), ("a", "f4")])],
     "sm_margin": MARGIN,
@@ -225,34 +237,55 @@ BY_ROLE: dict[str, Rows] = {
            for answer in (5, (0,), (0, "handle"), (0, 1, 2), (0, None)))),
         ("must be None: the simulator has no streams", 0),
     ],
-    **dict.fromkeys(("flag", "square", "wanted", "row_values", "column_values", "head_sums", "mask_sums"), FLAG),
-}  # fmt: skip
-# What functions in Python take of another kind than the operators that they call.
-OF_FUNCTIONS: dict[str, Rows] = {
-    "causal": [("must be 'upper_triangular', 'aligned' or None; it is {value}", True, False, 1, "", "causal", "lower",
+    "choice": [("must be 'upper_triangular', 'aligned' or None; it is {value}", True, False, 1, "", "causal", "lower",
                 b"aligned", np.array(["aligned"]), [], object())],
-    "window": [("must be a number of keys of at least 1; it is {value}", 0, -1, True, 0.5, "4", -(10**5000), [],
-                object(), np.ones(2, int))],
+    "integer": [("must be a number of keys of at least 1; it is {value}", 0, -1, True, 0.5, "4", -(10**5000), [],
+                 object(), np.ones(2, int))],
+    "flag": FLAG,
+    # None is the default.
+    "wanted with": [(message, *(value for value in values if value is not None)) for message, *values in FLAG],
 }  # fmt: skip
-RENAMED = {"s": "x", "ds": "dresidual"}  # by functions that give an operator's arguments other names
 _KNOWN = [dtype.name for dtype in DTYPES.values()]
-FUNCTIONS = {name: getattr(transformer_rtc, name) for name in dispatch.forms()}
+FUNCTIONS = {name: getattr(transformer_rtc, name) for name in declarations()}
+
+
+def kind_of(argument: Argument) -> str:
+    """Return of what kind an argument is, as `BY_KIND` has it."""
+    match argument:
+        case Input(broadcast=True):
+            return "mask"
+        case Array(shape="() | 1"):
+            return "value" if isinstance(argument, Input) else "value_out"
+        case Input(shape="..."):
+            return "row_inputs"
+        case Input() if " | " in argument.shape:
+            return "columns"
+        case Input() if argument.shape == "heads":
+            return "head_values"
+        case Real(minimum=0):
+            return "non_negative"
+        case Result() if argument.wanted_with:
+            return "wanted with"
+    kinds = {Input: "rows", Output: "rows_out", Real: "real", OutputDType: "dtype", Choice: "choice",
+             Integer: "integer", Margin: "sm_margin", Stream: "stream"}  # fmt: skip
+    return kinds.get(type(argument), "flag")
 
 
 def _rows_of(argument: Argument, first: bool) -> Rows:
-    rows = FIRST if first else BY_ROLE[argument.role]
-    accepted = [dtype.name for dtype in argument.dtypes]
-    if argument.role == "dtype_out":
-        return [*rows, (OTHER_DTYPE + r"\w+$", *(name for name in _KNOWN if name not in accepted))]
-    if argument.role in dispatch._NO_ARRAYS or rows is FLAG:
+    rows = FIRST if first else BY_KIND[kind_of(argument)]
+    if not isinstance(argument, (Array, OutputDType)) or isinstance(argument, Result):
         return rows
-    shape = next(value.shape for _, *values in rows for value in values if isinstance(value, Array))
-    others = [Array(shape, name) for name in NUMBERS if name not in accepted]
+    accepted = [dtype.name for dtype in argument.dtypes]
+    if isinstance(argument, OutputDType):
+        return [*rows, (OTHER_DTYPE + r"\w+$", *(name for name in _KNOWN if name not in accepted))]
+    shape = next(value.shape for _, *values in rows for value in values if isinstance(value, Stub))
+    others = [Stub(shape, name) for name in NUMBERS if name not in accepted]
     of_numpy = [np.zeros(shape, dtype) for dtype in ("S4", "M8[s]", object, ml_dtypes.int4, [("a", "f4")])]
+    required = isinstance(argument, Input) and not argument.optional
     return [
         *rows,
         (OTHER_DTYPE + "{dtype}", *others, *of_numpy),
-        *([("must be an array; it is None", None)] if argument.role in INPUTS and not argument.optional else []),
+        *([("must be an array; it is None", None)] if required else []),
     ]
 
 
@@ -263,13 +296,13 @@ def filled(message: str, value: object, name: str, first: str = "", accepted: st
         "name": name, "first": first, "accepted": accepted, "value": shown(value),
         "type": type_, "kind": type_.removeprefix("builtins."),
         "shape": getattr(value, "shape", ""), "dtype": getattr(value, "dtype", ""),
-        "stride": value.strides[-1] if isinstance(value, Array) and value.strides else "",
+        "stride": value.strides[-1] if isinstance(value, Stub) and value.strides else "",
     }  # fmt: skip
     return message.format(**{word: re.escape(str(text)) for word, text in told.items()})
 
 
 def _refused(argument: Argument, name: str, first: str, rows: Rows) -> list[tuple[Any, str]]:
-    accepted = ", ".join(dtype.name for dtype in argument.dtypes)
+    accepted = ", ".join(dtype.name for dtype in getattr(argument, "dtypes", ()))
     return [
         (value, f"{name} {filled(message, value, name, first, accepted)}")
         for message, *values in rows
@@ -278,23 +311,23 @@ def _refused(argument: Argument, name: str, first: str, rows: Rows) -> list[tupl
 
 
 def refused_views(operator: str, name: str) -> list[tuple[Any, str]]:
-    """Return (value, message) of what an operator's native checks refuse: arrays as `Array`."""
-    first, *_ = described = dispatch.operators()[operator].arguments
+    """Return (value, message) of what an operator's native checks refuse: arrays as `Stub`."""
+    first, *_ = described = declaration_of(operator).arguments
     argument = next(one for one in described if one.name == name)
     found = _refused(argument, argument.keyword, first.keyword, _rows_of(argument, argument is first))
-    is_array = argument.role in (*INPUTS, "rows_out", "value_out")
-    return [pair for pair in found if not is_array or isinstance(pair[0], Array)]
+    is_array = isinstance(argument, (Input, Output, Update))
+    return [pair for pair in found if not is_array or isinstance(pair[0], Stub)]
 
 
 def refused_values(name: str, keyword: str) -> list[tuple[Any, str]]:
     """Return (value, message) of what a function refuses."""
     parameters = parameters_of(name)
-    first, *_ = described = dispatch.operators()[dispatch.forms()[name].operator].arguments
-    argument = next(one for one in described if one.keyword == RENAMED.get(keyword, keyword))
-    rows = OF_FUNCTIONS.get(keyword) or _rows_of(argument, argument is first)
+    first, *_ = described = declarations()[name].arguments
+    argument = next(one for one in described if one.keyword == keyword)
+    rows = _rows_of(argument, argument is first)
     found = []
     for value, message in _refused(argument, keyword, next(iter(parameters)), rows):
-        of = value.numpy() if isinstance(value, Array) else value
+        of = value.numpy() if isinstance(value, Stub) else value
         if of is not None or (value is None and parameters[keyword].default is not None):
             found.append((of, message))
     return found

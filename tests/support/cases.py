@@ -7,10 +7,9 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from transformer_rtc.dispatch import operators
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.general import GeneralSpec
-from transformer_rtc.request import LaunchRule, Request, StaticKernel
+from transformer_rtc.request import LaunchRule, Request, StaticKernel, declaration_of
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
@@ -29,7 +28,7 @@ FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
 FORWARD = ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add")
 BACKWARD = ("rms_norm_backward", "layer_norm_backward")
 NORMS = (*FORWARD, *BACKWARD)  # a test holds them to be all of the family
-FAMILY = operators()["rms_norm"].family
+FAMILY = declaration_of("rms_norm").family
 DELAYED = ("scale", "amax", "scale_inv")  # TransformerEngine's
 BY_ROW = ("row_scale",)
 
@@ -102,7 +101,7 @@ class Case(NamedTuple):
                 "rstd": FLOAT32 if self.rstd else None,
                 **{name: FLOAT32 if name in self.scaling else None for name in (*DELAYED, *BY_ROW)},
             }  # fmt: skip
-        return {argument.name: of[argument.name] for argument in operators()[self.operator].arguments
+        return {argument.name: of[argument.name] for argument in declaration_of(self.operator).arguments
                 if argument.name in of}  # fmt: skip
 
     @property

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import NUMPY_TYPES, Expected
 
-from transformer_rtc import dispatch
 from transformer_rtc.errors import TransformerRtcError
+from transformer_rtc.request import declarations
 from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 FLOATS = [NUMPY_TYPES[dtype] for dtype in (FLOAT32, FLOAT16, BFLOAT16)]
@@ -29,8 +29,8 @@ ROWS = ("x", "dy", "y", "s", "ds", "residual", "dresidual")
 # Of each function of a family that there is a reference of.
 FAMILIES = {
     name: family
-    for name, form in dispatch.forms().items()
-    if (family := dispatch.operators()[form.operator].family.name) in ("norms", "softmax")
+    for name, declaration in declarations().items()
+    if (family := declaration.family.name) in ("norms", "softmax")
 }
 GUARD = 64  # elements on either side
 

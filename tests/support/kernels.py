@@ -15,14 +15,13 @@ from cases import BACKWARD, CASES, Case, division_of, scaled_rows
 
 from transformer_rtc import compiler, sources
 from transformer_rtc.cache import digest
-from transformer_rtc.dispatch import operators
 from transformer_rtc.errors import CompileError
 from transformer_rtc.ops.general import general_program
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.softmax import general as softmax_general
 from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
-from transformer_rtc.request import LaunchRule, Request
+from transformer_rtc.request import LaunchRule, Request, declaration_of
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
@@ -141,7 +140,7 @@ def _edges() -> Iterator[tuple[Case, DeviceLimits]]:
         few = ARCHITECTURES[80]._replace(max_ctas_per_row=most)
         yield call("rms_norm", hidden, FLOAT32), few
         yield call("layer_norm_backward", hidden, FLOAT32, rstd=False, mean=False, dbias=None), few
-    # A part of a GPU may hold no cluster, or only smaller ones: dispatch falls back to a cooperative launch.
+    # A part of a GPU may hold no cluster, or only smaller ones: an operator falls back to a cooperative launch.
     for cluster, ctas in ((1, 2), (1, 4), (1, 8), (1, 16), (8, 8), (4, 4), (2, 2)):
         part, shared = _TUNED._replace(max_cluster_size=cluster), {}
         for case in CASES:
@@ -192,7 +191,7 @@ def softmax_requests() -> list[Request]:
 
 
 def kernels_of(request: Request, limits: DeviceLimits) -> list[Kernel]:
-    stages = operators()[request.operator].family.specialise(request, limits)
+    stages = declaration_of(request.operator).family.specialise(request, limits)
     return [Kernel(spec, rule, limits) for spec, rule in stages]
 
 
@@ -204,7 +203,7 @@ def general_kernels() -> dict[str, tuple[KernelSpec, LaunchRule]]:
         for kernel, rule in case.general_stages():
             found[kernel.symbol] = GeneralSpec(kernel.symbol, tuple(case.types)), rule
     for request in softmax_requests():
-        for kernel, rule in operators()[request.operator].family.static(request):
+        for kernel, rule in declaration_of(request.operator).family.static(request):
             one = softmax_general._KERNELS[kernel.symbol]
             text = general_program("softmax_general.cu", {kernel.symbol: one})
             found[kernel.symbol] = TextSpec(text, kernel.symbol, one.params.fields), rule

@@ -8,41 +8,58 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from transformer_rtc import _native, arrays, dispatch
-from transformer_rtc.request import Argument
+from transformer_rtc import _native
+from transformer_rtc.declaration import (
+    Argument,
+    Array,
+    Declaration,
+    Input,
+    Margin,
+    Output,
+    OutputDType,
+    OutputWanted,
+    Real,
+    Result,
+    Stream,
+    Update,
+)
+from transformer_rtc.operator import native_operator
+from transformer_rtc.request import declaration_of
 from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 BASE = 1 << 32  # an address, far from others
 ONE = (1, 1, 1)
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 OUTPUTS = (*FLOATS, FLOAT8_E4M3, FLOAT8_E5M2, INT8)
-EVERY_ROLE = (
-    Argument("x", "rows", FLOATS), Argument("residual", "rows", FLOATS, optional=True),
-    Argument("weight", "columns", FLOATS, optional=True), Argument("bias", "columns", FLOATS, optional=True),
-    Argument("scale", "value", (FLOAT32,), optional=True), Argument("mean", "row_inputs", (FLOAT32,), optional=True),
-    Argument("eps", "real"),
-    Argument("out", "rows_out", OUTPUTS), Argument("return_out", "wanted", of=("out",)),
-    Argument("residual_out", "rows_out", FLOATS, like="residual"),
-    Argument("return_residual", "wanted", of=("residual_out",)),
-    Argument("out_dtype", "dtype_out", OUTPUTS, of=("out",)),
-    Argument("amax", "value_out", (FLOAT32,)), Argument("rstd", "row_values", (FLOAT32,)),
-    Argument("dweight", "column_values", FLOATS, like="weight"),
-    Argument("dbias", "column_values", FLOATS, like="bias"),
-    Argument("grad_dtype", "dtype_out", FLOATS, of=("dweight", "dbias")),
-    Argument("sm_margin", "sm_margin"), Argument("stream", "stream"),
+COLUMNS, ROWS, ONE_ELEMENT = "columns | heads columns", "... heads columns", "() | 1"
+EVERY_KIND = (
+    Input("x", ROWS, FLOATS), Input("residual", ROWS, FLOATS, optional=True),
+    Input("weight", COLUMNS, FLOATS, optional=True), Input("bias", COLUMNS, FLOATS, optional=True),
+    Input("scale", ONE_ELEMENT, (FLOAT32,), optional=True), Input("mean", "...", (FLOAT32,), optional=True),
+    Real("eps", 1.0),
+    Output("out", ROWS, OUTPUTS), OutputWanted("return_out", ("out",)),
+    Output("residual_out", ROWS, FLOATS, like="residual"), OutputWanted("return_residual", ("residual_out",)),
+    OutputDType("out_dtype", OUTPUTS, ("out",)), Update("amax", ONE_ELEMENT, (FLOAT32,)),
+    Result("rstd", "...", (FLOAT32,)), Result("dweight", COLUMNS, FLOATS, like="weight"),
+    Result("dbias", COLUMNS, FLOATS, like="bias"), OutputDType("grad_dtype", FLOATS, ("dweight", "dbias")),
+    Margin(), Stream(),
 )  # fmt: skip
 
 
+def declared(arguments: Sequence[Argument], name: str = "op", family: Any = None) -> Declaration:
+    return Declaration(name, family, tuple(arguments), positional=())
+
+
 def arrays_of(arguments: Sequence[Argument]) -> list[str]:
-    return [argument.name for argument in arguments if argument.role not in dispatch._NO_ARRAYS]
+    return [argument.name for argument in arguments if isinstance(argument, Array)]
 
 
-PLACES = {name: BASE << number for number, name in enumerate(arrays_of(EVERY_ROLE))}  # far from each other
-# What an argument is where a call says nothing of it; None: of another role.
-DEFAULTS: dict[str, object] = {
-    "real": 1.0, "non_negative": 1e-6, "integer": 0, "sm_margin": 0, "wanted": True,
-    **dict.fromkeys(("flag", "square", "row_values", "column_values", "head_sums", "mask_sums"), False),
-}  # fmt: skip
+PLACES = {name: BASE << number for number, name in enumerate(arrays_of(EVERY_KIND))}  # far from each other
+
+
+def default_of(argument: Argument) -> object:
+    """Return what an argument is where a call says nothing of it."""
+    return False if isinstance(argument, Result) else None if argument.default is ... else argument.default
 
 
 def view(shape=(6, 4, 16), dtype=FLOAT32, at=BASE, strides=None, device=0, read_only=False) -> _native.View:
@@ -55,20 +72,15 @@ def view(shape=(6, 4, 16), dtype=FLOAT32, at=BASE, strides=None, device=0, read_
 
 def required_views(operator: str, shape: tuple[int, ...]) -> dict[str, _native.View]:
     """Return views for the arrays that a call of an operator needs: of float32, far from each other."""
-    needed = [one.name for one in dispatch.operators()[operator].arguments if one.role == "rows" and not one.optional]
+    needed = [one.name for one in declaration_of(operator).arrays if isinstance(one, Input) and not one.optional]
     return {name: view(shape, at=BASE << place) for place, name in enumerate(needed)}
-
-
-def native_operator(name: str, arguments: Sequence[Argument], plan: Any, check: Any) -> _native.Operator:
-    roles = dispatch.native_arguments(arguments)
-    return _native.Operator(name, roles, plan, check, pytest.fail, arrays.framework_of, dispatch._chosen)
 
 
 def values_of(arguments: Sequence[Argument], given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     """Return what `run_views` takes: the views with what a call gets for them, and the value of every argument."""
     views = [(given[name], given[name]) if isinstance(given.get(name), _native.View) else None
              for name in arrays_of(arguments)]  # fmt: skip
-    return views, [given.get(argument.name, DEFAULTS.get(argument.role)) for argument in arguments]
+    return views, [given.get(argument.name, default_of(argument)) for argument in arguments]
 
 
 class Made(NamedTuple):
@@ -87,7 +99,7 @@ class Launch(NamedTuple):
 class Recorder:
     """A native operator whose plans record what they would launch."""
 
-    def __init__(self, arguments=EVERY_ROLE, fields=((),), columns_per_cta=8, row_groups=0, **rule) -> None:
+    def __init__(self, arguments=EVERY_KIND, fields=((),), columns_per_cta=8, row_groups=0, **rule) -> None:
         self.requests: list[tuple[Any, ...]] = []
         self.zeroed: list[tuple[int, int]] = []
         self.launches: list[Launch] = []
@@ -96,10 +108,12 @@ class Recorder:
         self.cooperative = rule.pop("cooperative", False)
         self.rule = {
             "rows_per_cta": 1, "ctas_per_row": 1, "max_groups": _native.Plan.ANY_GROUPS, "workspace_bytes": 0,
-            "partial_bytes": 0, "whole_heads": False, "multiprocessors": 132, **rule,
+            "partial_bytes": 0, "multiprocessors": 132, **rule,
         }  # fmt: skip
         self.arguments = arguments
-        self.native = native_operator("op", arguments, self.plan, lambda *request: self.rule["multiprocessors"])
+        self.native = native_operator(
+            declared(arguments), self.plan, lambda *request: self.rule["multiprocessors"], pytest.fail
+        )
 
     def plan(self, *request: Any) -> _native.Plan:
         self.requests.append(request)
@@ -111,10 +125,11 @@ class Recorder:
                 self.launches.append(Launch(stage, grid, params, {row[3]: row for row in memory}))
 
             launcher = _native.PythonLauncher(lambda *request: self.zeroed.append(request), launch, 512)
-            filled = [(source, index, 8 * place) for place, (source, index) in enumerate(fields)]
-            later = (self.columns_per_cta, False, self.row_groups) if number else (0, False, 0)
+            filled = [(source, 8 * place, *index, 0)[:4] for place, (source, *index) in enumerate(fields)]
+            of_rows = {"rows_of": 3, "row_groups": self.row_groups} if self.row_groups else {"per": 1}
+            later = {"columns_per_cta": self.columns_per_cta, **of_rows} if number else {}
             cooperative = self.cooperative and number == 0
-            stages.append(_native.Stage(launcher, (32, 1, 1), ONE, 0, cooperative, filled, *later))
+            stages.append(_native.Stage(launcher, (32, 1, 1), ONE, 0, cooperative, filled, **later))
         return _native.Plan(stages, **self.rule)
 
     def allocate(self, shape, dtype, device):
@@ -153,10 +168,10 @@ def check() -> Callable[..., tuple[object, ...]]:
     made: dict[str, _native.Operator] = {}
 
     def run(x=None, weight=None, out=None, allocate=pytest.fail, operator="rms_norm", **given):  # type: ignore[no-untyped-def]
-        arguments = dispatch.operators()[operator].arguments
+        declaration = declaration_of(operator)
         if operator not in made:
-            made[operator] = native_operator(operator, arguments, plan, lambda *request: 132)
-        views, values = values_of(arguments, given | {"x": x, "weight": weight, "out": out})
+            made[operator] = native_operator(declaration, plan, lambda *request: 132, pytest.fail)
+        views, values = values_of(declaration.arguments, given | {"x": x, "weight": weight, "out": out})
         try:
             return (made[operator].run_views(views, values, allocate, 0),)
         except ChecksPassed as passed:

@@ -18,13 +18,13 @@ from cases import FAMILY, Case
 from frameworks import Framework, Guarded, bits
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, dispatch, using
+from transformer_rtc import SimulatedDevice, using
 from transformer_rtc.device import Gpu
-from transformer_rtc.ops.norm import api as norms
+from transformer_rtc.operator import Operator
 from transformer_rtc.ops.norm.backward import BackwardSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
-from transformer_rtc.request import LaunchRule
+from transformer_rtc.request import LaunchRule, declaration_of
 from transformer_rtc.spec import ARCHITECTURES, DType
 
 EVERY_ARCHITECTURE = tuple(ARCHITECTURES)
@@ -233,14 +233,10 @@ class Configured(Renamed):
 @contextlib.contextmanager
 def configured(operator: str, config: NormConfig) -> Iterator[None]:
     """Have an operator divide its rows by one configuration."""
-    name = f"{operator}_configured"
-    made = dispatch.Operator(name, Configured(config, operator), dispatch.operators()[operator].arguments)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(norms, f"_{operator}", made.call)
-            yield
-    finally:
-        del dispatch._operators[name]
+    made = Operator(dataclasses.replace(declaration_of(operator), family=Configured(config, operator)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(getattr(transformer_rtc, operator).__globals__, "call", made.call)
+        yield
 
 
 def few(architecture: int, rule: LaunchRule) -> int:

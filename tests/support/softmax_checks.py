@@ -17,11 +17,13 @@ from reference import NUMPY_TYPES, U, assert_within
 from rigs import Rig
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, dispatch, using
+from transformer_rtc import SimulatedDevice, using
 from transformer_rtc.arrays import simulated as simulated_calls
+from transformer_rtc.operator import Operator
 from transformer_rtc.ops.softmax import api as module
 from transformer_rtc.ops.softmax import family
-from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
+from transformer_rtc.ops.softmax.heuristics import SoftmaxConfig
+from transformer_rtc.request import declarations
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32, DType
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
@@ -115,17 +117,12 @@ def configured(config: SoftmaxConfig) -> Iterator[None]:
         clusters, in_turn = config.clusters and limits.max_cluster_size > 1, config.in_turn and backward and not causal
         return dataclasses.replace(config, vector=vector, clusters=clusters, in_turn=in_turn)
 
-    before = dispatch.operators()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(family, "configure", configure)
-            for operator in before.values():
-                if operator.family is module._FAMILY:
-                    made = dispatch.Operator(operator.name, operator.family, operator.arguments, BUCKETS)
-                    patch.setattr(module, f"_{operator.name}", made.call)
-            yield
-    finally:
-        dispatch._operators.update(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(family, "configure", configure)
+        for name, declaration in declarations().items():
+            if declaration.family is module._FAMILY:
+                patch.setitem(getattr(transformer_rtc, name).__globals__, "call", Operator(declaration).call)
+        yield
 
 
 @contextlib.contextmanager

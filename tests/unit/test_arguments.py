@@ -12,15 +12,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from bad_values import SHAPE, Array, Protocol
-from cases import FAMILY
+from bad_values import SHAPE, Protocol, Stub
 from native_calls import BASE, PLACES, Recorder, arrays_of, required_views
 from native_calls import view as any_view
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, dispatch, rms_norm, using
+from transformer_rtc import SimulatedDevice, rms_norm, select, using
 from transformer_rtc.errors import AllocationError, ArgumentError, DriverNotFoundError
-from transformer_rtc.ops.norm import api as norms
+from transformer_rtc.request import declaration_of, declarations
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
 
 HEADS = (6, 4, 64)
@@ -141,7 +140,7 @@ ALL_OUTPUTS = f"{NAMES}, float8_e4m3fn, float8_e5m2, int8"
     ],
 )  # fmt: skip
 def test_the_types_that_an_argument_may_have(check, operator, name, accepted):
-    given = "float64" if name.endswith("dtype") else Array(dtype="complex64").view(BASE << 20)
+    given = "float64" if name.endswith("dtype") else Stub(dtype="complex64").view(BASE << 20)
     with pytest.raises(
         ArgumentError, match=f"^{operator}: {name} must be one of {accepted}; it is '?(float|complex)64"
     ):
@@ -149,11 +148,11 @@ def test_the_types_that_an_argument_may_have(check, operator, name, accepted):
 
 
 def test_a_call_of_another_number_of_arguments_is_refused():
-    for name, operator in dispatch.operators().items():
-        expected = len(operator.arguments)
+    for name, declaration in declarations().items():
+        expected = len(declaration.arguments)
         for count in (0, 1, expected - 1, expected + 1):
             with pytest.raises(ArgumentError, match=f"^{name}: {expected} arguments expected, {count} given"):
-                operator.call(*[None] * count)
+                getattr(transformer_rtc, name).__globals__["call"](*[None] * count)
 
 
 # ---- What is accepted ------------------------------------------------------------------------------------------------
@@ -200,14 +199,14 @@ def test_good_arguments_reach_the_plan(check, name):
     if "operator" in ACCEPTED[name]:
         base = {one: heads(at=BASE << 3 * place) for place, one in enumerate(required_views(operator, HEADS))}
     implementation, _, dtypes, *_ = check(**{**base, **ACCEPTED[name]})
-    assert implementation == 0 and len(dtypes) == len(arrays_of(dispatch.operators()[operator].arguments))
+    assert implementation == 0 and len(dtypes) == len(arrays_of(declaration_of(operator).arguments))
 
 
 # ---- What a plan is asked for with -----------------------------------------------------------------------------------
 
 
 def test_the_plan_gets_the_types_of_what_is_there(check):
-    names = arrays_of(dispatch.operators()["rms_norm"].arguments)
+    names = arrays_of(declaration_of("rms_norm").arguments)
     given = check(view(dtype=FLOAT32), weight(dtype=FLOAT16), out(), rstd=True)
     types = {"x": FLOAT32, "weight": FLOAT16, "out": BFLOAT16, "rstd": FLOAT32}
     assert given == (0, 0, tuple(types[name].id if name in types else 0 for name in names), 64, False, False, 0)
@@ -216,7 +215,7 @@ def test_the_plan_gets_the_types_of_what_is_there(check):
 @pytest.mark.parametrize("implementation", ["static", "rtc"])
 def test_the_chosen_implementation_reaches_the_plan(check, implementation):
     with using(implementation):
-        assert dispatch.IMPLEMENTATIONS[check(view())[0]] == implementation
+        assert select.IMPLEMENTATIONS[check(view())[0]] == implementation
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (0, 3, 64), (2, 0, 3, 64), (3, 5, 0, 7, 64)])
@@ -237,16 +236,15 @@ def test_no_rows_need_no_plan_and_no_memory_but_an_output_of_their_shape(check, 
         check(x, weight(63), allocate=allocate)
 
 
-@pytest.mark.parametrize("operator", [name for name, made in dispatch.operators().items() if made.family is FAMILY])
-def test_a_function_passes_each_argument_on_in_its_place(operator, monkeypatch):
-    call = getattr(transformer_rtc, operator)
-    parameters = inspect.signature(call).parameters
-    of = {argument.keyword: argument.name for argument in dispatch.operators()[operator].arguments}
-    assert of.keys() == parameters.keys()
+@pytest.mark.parametrize("name", declarations())
+def test_a_function_passes_each_argument_on_in_its_place(name, monkeypatch):
+    function, declaration = getattr(transformer_rtc, name), declarations()[name]
+    parameters = inspect.signature(function).parameters
+    assert parameters.keys() == {argument.keyword for argument in declaration.arguments}
     passed: list[Any] = []
-    monkeypatch.setattr(norms, f"_{operator}", lambda *arguments: passed.extend(arguments))
-    call(**{name: f"the {of[name]}" for name in parameters})
-    assert passed == [f"the {argument.name}" for argument in dispatch.operators()[operator].arguments]
+    monkeypatch.setitem(function.__globals__, "call", lambda *arguments: passed.extend(arguments))
+    function(**{keyword: f"the {keyword}" for keyword in parameters})
+    assert passed == [f"the {argument.keyword}" for argument in declaration.arguments]
 
 
 # ---- Arrays of numpy, and of nobody's --------------------------------------------------------------------------------

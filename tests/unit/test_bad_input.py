@@ -10,13 +10,15 @@ from typing import Any
 import bad_values
 import numpy as np
 import pytest
-from bad_values import FUNCTIONS, OTHERS, SHAPE, Array, parameters_of
+from bad_values import FUNCTIONS, OTHERS, SHAPE, Stub, parameters_of
 from native_calls import BASE, required_views
 
 import transformer_rtc
-from transformer_rtc import Kernel, KernelManager, SimulatedDevice, dispatch, packs, using
+from transformer_rtc import Kernel, KernelManager, SimulatedDevice, operator, packs, using
 from transformer_rtc.cache import DiskCache
+from transformer_rtc.declaration import Stream
 from transformer_rtc.errors import ArgumentError, shown
+from transformer_rtc.request import declaration_of, operator_names
 
 
 def hold_refused(call: Callable[[], object], message: str) -> None:
@@ -27,17 +29,22 @@ def hold_refused(call: Callable[[], object], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("operator", "name"),
-    [(name, one.name) for name, of in dispatch.operators().items() for one in of.arguments if one.role != "stream"],
+    [
+        (name, one.name)
+        for name in operator_names()
+        for one in declaration_of(name).arguments
+        if not isinstance(one, Stream)
+    ],
 )
 def test_an_operator_refuses_a_view_by_its_name(operator, name, check):
-    first = dispatch.operators()[operator].arguments[0].name
+    first = declaration_of(operator).arguments[0].name
     check(operator=operator, **required_views(operator, SHAPE))
     refused = bad_values.refused_views(operator, name)
     assert refused
     for value, message in refused:
         like = value.shape if name == first else SHAPE  # the first one says what shape the others must have
-        of = value.view(BASE << 20) if isinstance(value, Array) else value
-        given = {**required_views(operator, like), name: of}
+        of = value.view(BASE << 20) if isinstance(value, Stub) else value
+        given = {**required_views(operator, like), **({"causal": "aligned"} if name == "window" else {}), name: of}
         hold_refused(lambda given=given: check(operator=operator, **given), f"{operator}: {message}")
 
 
@@ -67,8 +74,8 @@ def no_launch(monkeypatch) -> Iterator[None]:
     def plan(self, *_: object) -> Any:
         pytest.fail("it was accepted")
 
-    monkeypatch.setattr(dispatch.Operator, "_native_plan", plan)
-    monkeypatch.setattr(dispatch, "manager", None)
+    monkeypatch.setattr(operator.Operator, "_native_plan", plan)
+    monkeypatch.setattr(operator, "manager", None)
     with using(bad_values.DEVICE):
         yield
 

@@ -16,7 +16,7 @@ import pytest
 from processes import output
 from stubs import CUBIN, KEYS, Compiler
 
-from transformer_rtc import cli, compiler, demo, dispatch, info, warming
+from transformer_rtc import cli, compiler, demo, info, operator, warming
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import CompilerNotFoundError, DriverError, DriverNotFoundError
 from transformer_rtc.kernel_manager import KernelManager
@@ -111,7 +111,7 @@ def test_the_version_and_the_two_names_of_the_command(run):
 def test_the_demo_compiles_runs_and_checks(run, document, monkeypatch, without_driver):
     monkeypatch.setattr(demo, "_MODELS", {96: "none"})
     monkeypatch.setattr(demo, "_dtypes", lambda: [FLOAT32])
-    monkeypatch.setattr(dispatch, "manager", kernel_cache.manager())
+    monkeypatch.setattr(operator, "manager", kernel_cache.manager())
     code, found = document("demo")
     assert code == 0 and found["device"] is None and "no NVIDIA driver" in found["reason"]
     (row,) = found["kernels"]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from native_calls import BASE, FLOATS, PLACES, Launch, Recorder, arrays_of, view
 
 from transformer_rtc import _native
+from transformer_rtc.declaration import Input, Output, Result
 from transformer_rtc.errors import ArgumentError
-from transformer_rtc.request import Argument
 from transformer_rtc.spec import BFLOAT16, FLOAT16
 
 Source = _native.Source
@@ -58,7 +58,7 @@ GRIDS = {
                                               (134, 1, 16384, 134))
     ],
     "groups are no fewer than heads however large their partial sums": [
-        ({"max_groups": 6, "whole_heads": True, "ctas_per_row": 2, "cooperative": True, "partial_bytes": 2**27,
+        ({"max_groups": 6, "whole": 1, "ctas_per_row": 2, "cooperative": True, "partial_bytes": 2**27,
           "turn_bytes": 1}, (50, 6, 16), {"weight": view((6, 16))}, 12),
     ],
 }  # fmt: skip
@@ -113,7 +113,11 @@ def test_groups_are_fewer_where_their_partial_sums_take_longer_than_rows_in_turn
 
 # ---- Division by multiplication --------------------------------------------------------------------------------------
 
-DIVIDES = Recorder(fields=([(Source.QUERIES_MAGIC, 0), (Source.QUERIES_SHIFT, 0)],), max_groups=1)
+DIVIDES = Recorder(
+    (Input("x", "... queries columns", FLOATS), Output("out", "... columns", FLOATS)),
+    fields=([(Source.MAGIC, 1), (Source.SHIFT, 1)],),
+    max_groups=1,
+)
 
 
 def quotient_by(d: int) -> Callable[[int], int]:
@@ -144,8 +148,8 @@ def test_rows_are_divided_exactly_by_every_small_number_and_around_powers_of_two
 
 ARRAYS = arrays_of(Recorder().arguments)
 SHARED = [
-    (Source.WORKSPACE, 0), (Source.PARTIALS, 0), (Source.GROUPS, 0), (Source.HEADS, 0), (Source.HEADS_MAGIC, 0),
-    (Source.HEADS_SHIFT, 0), (Source.DATA, ARRAYS.index("scale")), (Source.DTYPE, ARRAYS.index("scale")),
+    (Source.WORKSPACE, 0), (Source.PARTIALS, 0), (Source.GROUPS, 0), (Source.SIZE, 1), (Source.MAGIC, 1),
+    (Source.SHIFT, 1), (Source.DATA, ARRAYS.index("scale")), (Source.DTYPE, ARRAYS.index("scale")),
     (Source.DATA, ARRAYS.index("amax")), (Source.OUTER_STRIDE, ARRAYS.index("residual")), (Source.ROWS, 0),
 ]  # fmt: skip
 
@@ -212,7 +216,7 @@ def test_one_allocation_holds_what_is_zeroed_and_the_partial_sums(workspace, par
 def test_groups_that_keep_sums_of_heads_see_the_same_heads_again_and_again(rows, heads, rows_per_cta, most, expected):
     shape, weight = (rows // heads, heads, 16), view((heads, 16))
     rule = {"rows_per_cta": rows_per_cta, "max_groups": most}
-    recorder = Recorder(fields=(SHARED, SHARED), partial_bytes=4, whole_heads=True, **rule)
+    recorder = Recorder(fields=(SHARED, SHARED), partial_bytes=4, whole=1, **rule)
     assert recorder.grid(*shape, weight=weight) == (expected, 1, 1)
     assert recorder.launches[1].grid == (2, heads, 1)
     assert expected * rows_per_cta % heads == 0
@@ -239,13 +243,13 @@ def test_sums_over_no_rows_are_zero(heads):
 # ---- Sums of a mask's shape ------------------------------------------------------------------------------------------
 
 MASKED = (
-    Argument("x", "rows", FLOATS),
-    Argument("mask", "mask", FLOATS, optional=True),
-    Argument("out", "rows_out", FLOATS),
-    Argument("dmask", "mask_sums", FLOATS, like="mask"),
+    Input("x", "... heads queries columns", FLOATS),
+    Input("mask", "... columns", FLOATS, optional=True, broadcast=True),
+    Output("out", "... columns", FLOATS),
+    Result("dmask", "... columns", FLOATS, like="mask", shape_of="mask", rereads=True),
 )
 OF_MASK = (
-    (Source.BATCH_STRIDE, 3), (Source.HEAD_STRIDE, 3), (Source.QUERY_STRIDE, 3), (Source.MASK_ROWS, 0),
+    (Source.LEADING_STRIDE, 3), (Source.STRIDE, 3, 2), (Source.STRIDE, 3, 1), (Source.ARRAY_ROWS, 3),
     (Source.SHARERS, 0),
 )  # fmt: skip
 

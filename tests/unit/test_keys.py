@@ -16,15 +16,16 @@ from cases import BACKWARD, CASES, FORWARD, NORMS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_rtc import _native, compiler, dispatch, sources
+from transformer_rtc import _native, compiler, sources
 from transformer_rtc.cache import DiskCache
+from transformer_rtc.declaration import Input
 from transformer_rtc.errors import ArgumentError
-from transformer_rtc.ops.norm.backward import BackwardSpec, FinishSpec
 from transformer_rtc.kernel_manager import KernelManager
+from transformer_rtc.ops.norm.backward import BackwardSpec, FinishSpec
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
-from transformer_rtc.request import Request
+from transformer_rtc.request import Request, declaration_of
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
@@ -210,7 +211,11 @@ def columns(*shape: int) -> _native.View:
 
 @pytest.mark.parametrize("operator", NORMS)
 def test_rows_places_and_numbers_ask_for_the_same_kernel(check, operator):
-    names = [argument.name for argument in dispatch.operators()[operator].arguments if argument.role == "rows"]
+    names = [
+        argument.name
+        for argument in declaration_of(operator).arguments
+        if isinstance(argument, Input) and argument.shape.startswith("... ")
+    ]
     options = {"weight": columns(256)} | ({"dweight": False} if operator in BACKWARD else {})
 
     def plan(values=(), **given):

@@ -7,6 +7,7 @@ test_overlap.py.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import math
 import struct
@@ -16,12 +17,15 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
-from native_calls import EVERY_ROLE, FLOATS, ONE, PLACES, Recorder, arrays_of, native_operator, values_of, view
+from native_calls import EVERY_KIND, FLOATS, ONE, PLACES, Recorder, arrays_of, declared, values_of, view
+from native_calls import ROWS as OF_ROWS
 
-from transformer_rtc import KernelManager, SimulatedDevice, _native, arrays, dispatch, rms_norm, using
+from transformer_rtc import KernelManager, SimulatedDevice, _native, arrays, operator, rms_norm, using
 from transformer_rtc.cache import DiskCache
+from transformer_rtc.declaration import Input, Output, Real
 from transformer_rtc.errors import ArgumentError, LaunchError
-from transformer_rtc.request import Argument, LaunchRule, Request
+from transformer_rtc.operator import native_operator
+from transformer_rtc.request import LaunchRule, Request
 from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT16, FLOAT32, INT8, Field, Params, TextSpec
 
 Source = _native.Source
@@ -121,23 +125,27 @@ def test_a_plan_that_fails_is_asked_for_again():
 
 def test_plans_and_operators_that_cannot_be_are_refused():
     launcher = _native.PythonLauncher(print, print, 8)
-    row = _native.Stage(launcher, ONE, ONE, 0, False, [], 0, False, 0)
-    column = _native.Stage(launcher, ONE, ONE, 0, False, [], 64, False, 0)
-    _native.Plan([row, column, column], 1, 1, 1, 0, 0, False, 1)
+    row = _native.Stage(launcher, ONE, ONE, 0, False, [])
+    column = _native.Stage(launcher, ONE, ONE, 0, False, [], columns_per_cta=64)
+    _native.Plan([row, column, column], multiprocessors=1)
     for stages in ([column], [row, row], [row, column, row]):
         with pytest.raises(ValueError, match="first launch is over rows"):
-            _native.Plan(stages, 1, 1, 1, 0, 0, False, 1)
-    _native.Stage(launcher, ONE, ONE, 0, False, [(Source.DATA, 0, 504)], 0, False, 0)
+            _native.Plan(stages, multiprocessors=1)
+    _native.Stage(launcher, ONE, ONE, 0, False, [(Source.DATA, 504, 0, 0)])
     with pytest.raises(ValueError, match="too many parameters"):
-        _native.Stage(launcher, ONE, ONE, 0, False, [(Source.DATA, 0, 512)], 0, False, 0)
-    x, more = EVERY_ROLE[0], [Argument(f"x{i}", "rows", FLOATS) for i in range(12)]
+        _native.Stage(launcher, ONE, ONE, 0, False, [(Source.DATA, 512, 0, 0)])
+    x, more = EVERY_KIND[0], [Input(f"x{i}", OF_ROWS, FLOATS) for i in range(12)]
     Recorder((x, *more[:11]))
-    for arguments in ((), (x, *more), (x._replace(optional=True),), (Argument("w", "columns", FLOATS),)):
+    optional = dataclasses.replace(x, optional=True)
+    for arguments in ((x, *more), (optional,), (Real("eps", 1.0), x), (Output("y", OF_ROWS, FLOATS),)):
         with pytest.raises(ValueError, match="first argument is an array of rows, and it has at most 12 arrays"):
             Recorder(arguments)
-    for wrong in ({"like": "later"}, {"like": "out"}, {"of": ("eps",)}):
-        with pytest.raises(ValueError, match="not in"):
-            Recorder((x, Argument("eps", "real"), Argument("out", "rows_out", FLOATS, **wrong)))
+    with pytest.raises(ValueError, match="is not in"):
+        Recorder((x, Output("out", OF_ROWS, FLOATS, like="later")))
+    with pytest.raises(ValueError, match="is like an array behind it"):
+        Recorder((x, Output("out", OF_ROWS, FLOATS, like="out")))
+    with pytest.raises(ValueError, match=r"out has the shape '\.\.\. width', of dimensions that no array names"):
+        Recorder((x, Output("out", "... width", FLOATS)))
 
 
 # ---- A family of two launches ----------------------------------------------------------------------------------------
@@ -150,8 +158,7 @@ class Idle:
 
     def __init__(self, rows: LaunchRule, columns: LaunchRule) -> None:
         self.rules, self.requests = {"rows": rows, "columns": columns}, []
-        # A form of another: those are not among the operators that there are.
-        self.operator = dispatch.Operator("idle", self, EVERY_ROLE, form_of="idle")
+        self.operator = operator.Operator(declared(EVERY_KIND, "idle", self))
 
     def check(self, request):
         if request.columns == 13:
@@ -165,11 +172,11 @@ class Idle:
 
     def __call__(self, columns=40, **given):
         with using(SimulatedDevice(multiprocessors=5)):
-            return call_of_every_role(self.operator.call, x=np.ones((70, columns), np.float32), dweight=True, **given)
+            return call_of_every_kind(self.operator.call, x=np.ones((70, columns), np.float32), dweight=True, **given)
 
 
-def call_of_every_role(call, **given):
-    return call(*values_of(EVERY_ROLE, {"return_residual": False, **given})[1])
+def call_of_every_kind(call, **given):
+    return call(*values_of(EVERY_KIND, {"return_residual": False, **given})[1])
 
 
 # One CTA at a time on a multiprocessor.
@@ -185,14 +192,14 @@ def test_the_groups_of_a_persistent_launch_are_those_that_are_resident(monkeypat
         return launch(zero, lambda grid, *rest: grids.append(grid) or run(grid, *rest), size)
 
     monkeypatch.setattr(_native, "PythonLauncher", spy)
-    monkeypatch.setattr(dispatch, "manager", KernelManager(DiskCache(None)))  # it loads anew
+    monkeypatch.setattr(operator, "manager", KernelManager(DiskCache(None)))  # it loads anew
     idle = Idle(ROWS, COLUMNS)
     for margin in (0, 2, 4):
         idle(sm_margin=margin)
     assert grids == [(5, 1, 1), (2, 1, 1), (3, 1, 1), (2, 1, 1), (1, 1, 1), (2, 1, 1)]
     with pytest.raises(ArgumentError, match=r"^idle: sm_margin must leave at least one of 5 multiprocessors; it is 5"):
         idle(sm_margin=5)
-    types = dict.fromkeys(arrays_of(EVERY_ROLE)) | dict.fromkeys(("x", "out", "dweight"), FLOAT32)
+    types = dict.fromkeys(arrays_of(EVERY_KIND)) | dict.fromkeys(("x", "out", "dweight"), FLOAT32)
     assert idle.requests == [Request("idle", types, 40, per_head=False, margin=margin) for margin in (False, True)]
 
 
@@ -210,7 +217,7 @@ def test_a_later_launch_that_does_not_fit_is_refused():
 
 
 def test_the_default_type_must_be_one_that_the_output_may_have():
-    recorder = Recorder((EVERY_ROLE[0], Argument("out", "rows_out", (FLOAT8_E4M3, INT8))))
+    recorder = Recorder((EVERY_KIND[0], Output("out", OF_ROWS, (FLOAT8_E4M3, INT8))))
     with pytest.raises(ArgumentError, match=r"^op: out must be one of float8_e4m3fn, int8; it is float32"):
         recorder()
 
@@ -258,17 +265,17 @@ def test_what_is_written_in_place_comes_back_to_the_host(monkeypatch):
             out[:] = x * scale
             amax[:] = max(amax[0], abs(x).max())
 
-        names = arrays_of(EVERY_ROLE)
-        fields = [(Source.DATA, names.index(name), 8 * place) for place, name in enumerate(given)]
-        stage = _native.Stage(_native.PythonLauncher(print, launch, 32), (32, 1, 1), ONE, 0, False, fields, 0, False, 0)
-        return _native.Plan([stage], 1, 1, _native.Plan.ANY_GROUPS, 0, 0, False, 1)
+        names = arrays_of(EVERY_KIND)
+        fields = [(Source.DATA, 8 * place, names.index(name), 0) for place, name in enumerate(given)]
+        stage = _native.Stage(_native.PythonLauncher(print, launch, 32), (32, 1, 1), ONE, 0, False, fields)
+        return _native.Plan([stage], multiprocessors=1)
 
-    native = native_operator("op", EVERY_ROLE, plan, pytest.fail)
+    native = native_operator(declared(EVERY_KIND), plan, pytest.fail, pytest.fail)
     x, scale = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([2], np.float32)
     for out, amax in itertools.product((None, np.zeros_like(x)), (np.array(5, np.float32), np.full(3, 7, np.float32))):
         arrays_given = zip(given, (x, scale, out, amax if amax.ndim == 0 else amax[1:2]), strict=True)
-        found = call_of_every_role(
-            lambda *values: arrays.call(native, EVERY_ROLE, values, lambda: None), **dict(arrays_given)
+        found = call_of_every_kind(
+            lambda *values: arrays.call(native, declared(EVERY_KIND), values, lambda: None), **dict(arrays_given)
         )
         assert out is None or found is out
         np.testing.assert_array_equal(found, 2 * x)
@@ -279,9 +286,9 @@ def test_what_is_written_in_place_comes_back_to_the_host(monkeypatch):
 def test_immutable_arrays_cannot_be_written_in_place(name, monkeypatch):
     array_type = type("Array", (), {"__module__": "jaxlib.xla"})
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(Array=array_type))
-    values = tuple(array_type() if argument.name in ("x", name) else None for argument in EVERY_ROLE)
+    values = tuple(array_type() if argument.name in ("x", name) else None for argument in EVERY_KIND)
     with pytest.raises(ArgumentError, match=f"^op: {name} is a JAX array, and those are immutable"):
-        arrays.call(Recorder().native, EVERY_ROLE, values, lambda: None)
+        arrays.call(Recorder().native, declared(EVERY_KIND), values, lambda: None)
 
 
 def test_parameters_of_a_kernel_may_have_512_bytes():

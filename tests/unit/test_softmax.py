@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, dispatch, softmax, using
+from transformer_rtc import SimulatedDevice, operator, softmax, using
 from transformer_rtc.errors import ArgumentError
-from transformer_rtc.ops.softmax import api as module
 
 NAMES = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 X, Y = np.zeros((2, 3, 4, 8), np.float32), np.zeros((2, 3, 2, 4, 8), np.float32)
@@ -20,26 +18,9 @@ X, Y = np.zeros((2, 3, 4, 8), np.float32), np.zeros((2, 3, 2, 4, 8), np.float32)
 @pytest.fixture(autouse=True)
 def simulator(monkeypatch) -> Iterator[None]:
     """Take arrays of the host, and have no kernel for them."""
-    monkeypatch.setattr(dispatch, "manager", None)
+    monkeypatch.setattr(operator, "manager", None)
     with using(SimulatedDevice()):
         yield
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_function_passes_each_argument_on_in_its_place(name, monkeypatch):
-    call = getattr(transformer_rtc, name)
-    named = {parameter: f"the {parameter}" for parameter in inspect.signature(call).parameters}
-    given = {**named, "x": X, "y": X, "causal": "aligned", "window": 5, "mask_keeps": True}
-    passed: list[object] = []
-    monkeypatch.setattr(module, f"_{name}", lambda *arguments: passed.extend(arguments))
-    call(**{parameter: given[parameter] for parameter in named})
-    renamed = {
-        "dsink": "the return_dsink", "dmask": "the return_dmask", "causal": True, "upper_triangular": False,
-        "window": 5, "mask_keeps": True, "x": X, "y": X, **({} if "backward" in name else {"lse": "the return_lse"}),
-    }  # fmt: skip
-    for argument, value in zip(dispatch.operators()[name].arguments, passed, strict=True):
-        wanted = renamed.get(argument.name, f"the {argument.name}")
-        assert value is wanted or value == wanted, argument.name
 
 
 def zeros(*shape: int, dtype: type = bool) -> np.ndarray:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from transformer_rtc import _native, dispatch
+from transformer_rtc import _native
 from transformer_rtc.ops.softmax.heuristics import BUCKETS
-from transformer_rtc.request import MOST_COLUMNS, LaunchRule, Request
+from transformer_rtc.request import MOST_COLUMNS, LaunchRule, Request, declaration_of
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
@@ -44,7 +44,7 @@ def request(operator: str, columns: int, x: DType, out: DType, mask: DType | Non
 
 def chosen(operator: str, columns: int, limits: DeviceLimits, *options: object) -> tuple[KernelSpec, LaunchRule]:
     asked = request(operator, columns, *options)
-    stages = dispatch.operators()[operator].family.specialise(asked, limits)
+    stages = declaration_of(operator).family.specialise(asked, limits)
     assert len(stages) == 1 + sum(asked.dtypes.get(name) is not None for name in ("dsink", "dmask"))
     return stages[0]
 
@@ -136,7 +136,7 @@ def test_a_shorter_row_has_no_more_ctas_where_there_are_no_clusters(operator):
 @pytest.mark.parametrize("operator", OPERATORS[2:])
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_kernel_makes_a_gradient_of_every_length(operator, causal):
-    family = dispatch.operators()[operator].family
+    family = declaration_of(operator).family
     requests = [request(operator, columns, BFLOAT16, BFLOAT16, FLOAT16, causal, True) for columns in BUCKETS]
     for limits in ARCHITECTURES.values():
         stages = [family.specialise(asked, limits) for asked in requests]

@@ -19,12 +19,12 @@ from processes import output
 from stubs import WAIT, Compiler, in_threads, without_gpu
 
 import transformer_rtc
-from transformer_rtc import dispatch, manifest, record, usage, warming, warmup
+from transformer_rtc import manifest, operator, record, usage, warming, warmup
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import ArgumentError, CompileError, DeviceNotFoundError, UnexpectedCompileError
 from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.manifest import ManifestEntry, line, parse
-from transformer_rtc.request import Asked
+from transformer_rtc.request import Asked, declaration_of, declarations
 from transformer_rtc.spec import ARCHITECTURES, Field, TextSpec
 
 OWN = TextSpec(
@@ -66,7 +66,7 @@ def test_every_request_and_kernel_of_ones_own_is_a_line_and_back():
 def test_every_request_of_softmax_is_of_a_bucket_and_a_line_and_back(name, flags):
     for columns in (1, 64, 65, 5000, 2**30):
         (request,) = warming._requests(name, "bfloat16", columns, False, False, flags)
-        assert request.columns == min(b for b in dispatch.operators()[name].buckets if b >= columns)
+        assert request.columns == min(b for b in declaration_of(name).buckets if b >= columns)
         assert request.flags == frozenset(flags) and parse(line(Asked(request))) == Asked(request)
         assert parse(line(Asked(request._replace(columns=columns)))) == Asked(request)
 
@@ -137,8 +137,8 @@ seeds = itertools.count(1_000_000)
 @pytest.fixture
 def asked_by(monkeypatch):
     """Return what tells what a call asks for, on the CPU; nothing is compiled, and nothing is run."""
-    monkeypatch.setattr(dispatch, "manager", KernelManager(DiskCache(None)))
-    dispatch.manager.freeze()
+    monkeypatch.setattr(operator, "manager", KernelManager(DiskCache(None)))
+    operator.manager.freeze()
 
     def asked_by(call) -> ManifestEntry:
         # A device of its own: no plan is there yet.
@@ -212,7 +212,7 @@ def call_of(name: str, given: dict[str, object]):
     return lambda: function(*(np.ones(rows, np.float16) for _ in first), **keywords)
 
 
-@pytest.mark.parametrize("name", list(dispatch.forms()))
+@pytest.mark.parametrize("name", list(declarations()))
 def test_a_description_asks_for_what_the_call_does(name, asked_by):
     takes, seen = parameters_of(name) | {"heads"}, 0
     for given in DESCRIPTIONS:
@@ -326,7 +326,7 @@ def test_a_warm_up_compiles_what_is_missing_and_says_so(compiler):
     forms = (("rms_norm", {}), ("rms_norm_backward", {"dresidual": True}))
     for architecture, dtype, hidden, form in itertools.product((80, 90), ("bfloat16", "float32"), (64, 128), forms):
         (request,) = warming._requests(form[0], dtype, hidden, False, False, form[1])
-        specs = dispatch.operators()[form[0]].family.specialise(request, ARCHITECTURES[architecture])
+        specs = declaration_of(form[0]).family.specialise(request, ARCHITECTURES[architecture])
         wanted |= {(spec.symbol, f"sm_{architecture}") for spec, _ in specs}
     assert {(found.symbol, found.architecture) for found in first} == wanted and len(first) == len(wanted)
     assert {found.status for found in first} == {"compiled"} and all(found.milliseconds > 0 for found in first)

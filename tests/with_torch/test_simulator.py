@@ -10,14 +10,14 @@ import pytest
 import reference
 import torch
 
-from transformer_rtc import SimulatedDevice, dispatch, rms_norm, using
+from transformer_rtc import SimulatedDevice, operator, rms_norm, using
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
 
 
 @pytest.fixture(autouse=True)
 def simulator(monkeypatch):
-    monkeypatch.setattr(dispatch, "manager", kernel_cache.manager())
+    monkeypatch.setattr(operator, "manager", kernel_cache.manager())
     with using(SimulatedDevice(checked=True)), warnings.catch_warnings():
         warnings.simplefilter("error")
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import _native
@@ -17,12 +17,12 @@ from .simulated import call_simulated
 from .staged import call_staged
 
 if TYPE_CHECKING:
-    from ..request import Argument
+    from ..declaration import Declaration
 
 
 def call(
     native: _native.Operator,
-    arguments: Sequence[Argument],
+    declaration: Declaration,
     values: tuple[Any, ...],
     simulating_on_host: Callable[[], contextlib.AbstractContextManager[None] | None],
 ) -> object:
@@ -32,15 +32,15 @@ def call(
     ----------
     native : Operator
         The native operator.
-    arguments : sequence of Argument
-        Its descriptor.
+    declaration : Declaration
+        What it is like.
     values : tuple
         The call's arguments, in that order.
     simulating_on_host : callable
         The context in which arrays of the host are simulated; None: they are staged through a GPU.
     """
     name = native.name
-    arrays, stream = arrays_of(name, arguments, values)
+    arrays, stream = arrays_of(name, declaration, values)
     first_name, first, _, _ = arrays[0]
     kind = framework_type(first, first_name)
     framework = kind({given.name: given.dtypes for given in arrays})

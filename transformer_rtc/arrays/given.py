@@ -1,29 +1,13 @@
-"""The arrays among the arguments of a call, found by the roles that an operator declares."""
+"""The arrays among the arguments of a call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ..declaration import Array, Declaration, Input, Result, Stream
 from ..errors import ArgumentError
 from ..spec import DType
 from .streams import stream_handle
-
-if TYPE_CHECKING:
-    from ..request import Argument
-
-_MADE = ("row_values", "column_values", "head_sums", "mask_sums")  # roles of arrays that the caller never gives
-_GIVEN = (
-    "rows",
-    "columns",
-    "row_inputs",
-    "value",
-    "mask",
-    "head_values",
-    "rows_out",
-    "value_out",
-)  # roles of arrays of the caller's
-_WRITTEN = ("rows_out", "value_out")  # roles of arrays that are written where the caller gives them
 
 
 class GivenArray(NamedTuple):
@@ -35,20 +19,18 @@ class GivenArray(NamedTuple):
     dtypes: tuple[DType, ...]
 
 
-def arrays_of(
-    operator: str, arguments: Sequence[Argument], values: tuple[Any, ...]
-) -> tuple[list[GivenArray], int | None]:
+def arrays_of(operator: str, declaration: Declaration, values: tuple[Any, ...]) -> tuple[list[GivenArray], int | None]:
     """Return the arrays of a call, one for each argument that is an array; and the handle of the stream it is given."""
     arrays: list[GivenArray] = []
     stream = None
-    for argument, value in zip(arguments, values, strict=True):
-        name, written = f"{operator}: {argument.keyword}", argument.role in _WRITTEN
-        if argument.role == "stream":
+    for argument, value in zip(declaration.arguments, values, strict=True):
+        name = f"{operator}: {argument.keyword}"
+        if isinstance(argument, Stream):
             stream = None if value is None else stream_handle(value, operator)
-        elif argument.role in _MADE:
-            arrays.append(GivenArray(argument.name, None, written, ()))
-        elif argument.role in _GIVEN:
-            if value is None and not written and not argument.optional:
+        elif isinstance(argument, Result):  # the caller never gives it
+            arrays.append(GivenArray(argument.name, None, False, ()))
+        elif isinstance(argument, Array):
+            if value is None and isinstance(argument, Input) and not argument.optional:
                 raise ArgumentError(f"{name} must be an array; it is None")
-            arrays.append(GivenArray(name, value, written, argument.dtypes))
+            arrays.append(GivenArray(name, value, not isinstance(argument, Input), argument.dtypes))
     return arrays, stream

@@ -46,7 +46,9 @@ bool View::same_shape(const View& other) const {
   return ndim == other.ndim && std::equal(shape, shape + ndim, other.shape);
 }
 
-std::string View::shape_text() const {
+std::string View::shape_text() const { return ::shape_text(shape, ndim); }
+
+std::string shape_text(const int64_t* shape, int ndim) {
   std::string text = "(";
   for (int i = 0; i < ndim; ++i) text += std::to_string(shape[i]) + (i + 1 < ndim ? ", " : ndim == 1 ? "," : "");
   return text + ")";
@@ -65,7 +67,6 @@ View view_of(const DLTensor& tensor) {
 
 bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowStrides* strides) {
   const View& first = *views[0];
-  geometry.columns = first.shape[first.ndim - 1];
   geometry.rows = 1;
   int64_t counts[2] = {1, 1};  // inner, outer
   int64_t group_strides[2][kMaxArrays] = {};
@@ -115,7 +116,7 @@ Extent extent_of_strided(const View& view) {
 }
 
 Extent extent_of(const Geometry& geometry, const View& rows, const RowStrides& strides) {
-  int64_t low = 0, high = geometry.columns;  // in elements from the first row
+  int64_t low = 0, high = rows.last();  // in elements from the first row
   const int64_t reach[] = {(geometry.rows / geometry.inner_count - 1) * strides.outer,
                            (geometry.inner_count - 1) * strides.inner};
   for (int64_t distance : reach) (distance < 0 ? low : high) += distance;
@@ -123,7 +124,8 @@ Extent extent_of(const Geometry& geometry, const View& rows, const RowStrides& s
   return {rows.data + low * bytes, rows.data + high * bytes};
 }
 
-bool rows_overlap(const Geometry& geometry, const RowStrides& strides) {
+bool rows_overlap(const Geometry& geometry, const View& rows, const RowStrides& strides) {
+  const int64_t width = rows.last();
   const int64_t outer_count = geometry.rows / geometry.inner_count;
   int64_t small = std::llabs(strides.inner), small_count = geometry.inner_count;
   int64_t large = std::llabs(strides.outer), large_count = outer_count;
@@ -131,8 +133,8 @@ bool rows_overlap(const Geometry& geometry, const RowStrides& strides) {
     std::swap(small, large);
     std::swap(small_count, large_count);
   }
-  if (small_count > 1 && small < geometry.columns) return true;
-  return large_count > 1 && large < (small_count - 1) * small + geometry.columns;
+  if (small_count > 1 && small < width) return true;
+  return large_count > 1 && large < (small_count - 1) * small + width;
 }
 
 bool arrays_overlap(const Geometry& geometry, const View& a, const RowStrides& a_strides, const View& b,
@@ -145,9 +147,10 @@ bool arrays_overlap(const Geometry& geometry, const View& a, const RowStrides& a
     return true;
   }
   const int64_t period = a_strides.outer;
-  const int64_t span = (geometry.inner_count - 1) * a_strides.inner + geometry.columns;
+  const int64_t between = (geometry.inner_count - 1) * a_strides.inner;
+  const int64_t a_span = between + a.last(), b_span = between + b.last();
   const int64_t offset = (((b.data - a.data) / a_bytes) % period + period) % period;
-  return offset < span || offset + span > period;
+  return offset < a_span || offset + b_span > period;
 }
 
 Divisor divide_by(uint32_t divisor) {

@@ -26,16 +26,18 @@ struct View {
   int64_t size() const;
   bool contiguous() const;  // row-major without gaps
   bool same_shape(const View& other) const;
+  int64_t last() const { return shape[ndim - 1]; }  // of at least one dimension
   std::string shape_text() const;
 };
 
+std::string shape_text(const int64_t* shape, int ndim);
+
 View view_of(const DLTensor& tensor);
 
-// The rows of arrays of one shape: the last dimension is a row, and the others collapse, for all the arrays alike, to
-// `rows / inner_count` outer times `inner_count` inner ones.
+// The rows of arrays with the same leading dimensions: the last one is a row, and the others collapse, for all the
+// arrays alike, to `rows / inner_count` outer times `inner_count` inner ones.
 struct Geometry {
   int64_t rows = 1;
-  int64_t columns = 1;
   int64_t inner_count = 1;
 };
 
@@ -46,21 +48,22 @@ struct RowStrides {
   int64_t inner = 0;
 };
 
-// Of an array that is broadcast to rows [..., heads, queries, columns].
-struct MaskStrides {
-  int64_t batch = 0;
-  int64_t head = 0;
-  int64_t query = 0;
+constexpr int kMaxSymbols = 4;
+
+// Of an array that is broadcast to the rows.
+struct BroadcastStrides {
+  int64_t leading = 0;           // along the dimensions before the named ones, which are counted as one
+  int64_t of[kMaxSymbols] = {};  // along the dimension that is so many before the last
 };
 
 constexpr int64_t kMostColumns = int64_t{1} << 30;
 
-// Collapses views[0 .. count), which have one shape. Strides of dimensions that do not repeat are 0. Returns false
-// where more than two strides are left.
+// Collapses views[0 .. count), which have the same leading dimensions. Strides of dimensions that do not repeat are 0.
+// Returns false where more than two strides are left.
 bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowStrides* strides);
 
 // Whether two rows of an array share an element.
-bool rows_overlap(const Geometry& geometry, const RowStrides& strides);
+bool rows_overlap(const Geometry& geometry, const View& rows, const RowStrides& strides);
 
 // Whether an array of rows shares an element with another; when in doubt, yes.
 bool arrays_overlap(const Geometry& geometry, const View& a, const RowStrides& a_strides, const View& b,

@@ -50,9 +50,9 @@ def plan(folder: Path, built: Path) -> None:
     sys.modules["numpy"] = MagicMock()
 
     from transformer_rtc import static
-    from transformer_rtc.dispatch import operators
     from transformer_rtc.ops.norm import api as _norm  # noqa: F401
     from transformer_rtc.ops.softmax import api as _softmax  # noqa: F401
+    from transformer_rtc.request import declarations
     from transformer_rtc.spec import ARCHITECTURES
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def plan(folder: Path, built: Path) -> None:
     planned: dict[str, dict[str, Any]] = {}
     # Options that only the compile itself knows.
     compiled_by = [Path(file).read_text() for file in (__file__, compiler.__file__)]
-    for name, family in sorted({operator.family.name: operator.family for operator in operators().values()}.items()):
+    for name, family in sorted({one.family.name: one.family for one in declarations().values()}.items()):
         program = family.static_program()
         assert "Mock" not in program
         ptx = static.file_name(name, static.PTX_ARCHITECTURE, "ptx")

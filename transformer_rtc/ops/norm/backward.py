@@ -188,7 +188,7 @@ class BackwardSpec(RowSpec):
         partials = partial_bytes(self.hidden, self.dweight + self.dbias, self.rows_per_group)
         turn_bytes = _TURN_BYTES if self.hidden <= _MOST_COLUMNS_OF_TURNS else 0
         rule = self._rule(values, self._slot.bytes, partials, True)
-        return rule._replace(whole_heads=self.per_head, turn_bytes=turn_bytes)
+        return rule._replace(whole="heads" if self.per_head else "", turn_bytes=turn_bytes)
 
 
 # LaunchRule.turn_bytes, and the longest rows for which it was measured. H200, LayerNorm in bfloat16, rows x columns, us
@@ -280,7 +280,7 @@ class FinishSpec(KernelSpec):
 
     @property
     def launch_rule(self) -> LaunchRule:
-        return entry_rule(threads=FINISH_THREADS, columns_per_cta=self.columns)
+        return entry_rule(threads=FINISH_THREADS, columns_per_cta=self.columns, per="heads")
 
 
 def finish_rule(spec: FinishSpec, hidden: int, per_head: bool, limits: DeviceLimits) -> LaunchRule:

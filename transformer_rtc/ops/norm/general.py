@@ -56,7 +56,7 @@ _BACKWARD = Params(
         *dtypes("weight", "dweight", "dbias"),
     )
 )
-_FINISH_RULE = entry_rule(threads=FINISH_THREADS, columns_per_cta=32)
+_FINISH_RULE = entry_rule(threads=FINISH_THREADS, columns_per_cta=32, per="heads")
 _FINISH = Params((*pointers("dweight", "dbias"), *FINISH_FIELDS, *dtypes("dweight", "dbias")))
 
 
@@ -126,7 +126,7 @@ def launches(norm: str, backward: bool, request: Request) -> tuple[tuple[str, La
     gradients = sum(request.dtypes[name] is not None for name in ("dweight", "dbias"))
     partials = partial_bytes(request.columns, gradients, _BATCH if request.per_head else 1)
     rows = _least_batch(request.per_head)
-    rule = entry_rule(threads, rows, partial_bytes=partials, persistent=True, whole_heads=request.per_head)
+    rule = entry_rule(threads, rows, partial_bytes=partials, persistent=True, whole="heads" if request.per_head else "")
     first = (f"{norm}_backward_{shape.name}{heads}", rule)
     return (first, (f"norm_backward_finish{heads}", _FINISH_RULE)) if gradients else (first,)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...request import OF_HEADS, LaunchRule
+from ...request import LaunchRule
 from ...spec import BOOL, DType, Field, KernelSpec, Params
 from ..programs import (
     GEOMETRY,
@@ -44,9 +44,13 @@ __all__ = [
 SCALE = (Field("scale", "float32", "scale"),)
 COLUMNS = (Field("columns", "int32", "columns"),)
 QUERIES = tuple(Field(name, "uint32", name) for name in ("queries", "queries_magic", "queries_shift"))
-CAUSAL = (Field("diagonal", "int32", "diagonal"), Field("window", "int32", "window"))
-MATRICES = tuple(Field(name, "uint32", name) for name in ("matrix_heads", "matrix_heads_magic", "matrix_heads_shift"))
-MASK = (*(Field(f"mask_{name}", "int64", f"mask.{name}") for name in ("batch_stride", "head_stride", "query_stride")),)
+CAUSAL = (Field("diagonal", "int32", "keys - queries"), Field("window", "int32", "window"))
+MATRICES = tuple(Field(f"matrix_{name}", "uint32", name) for name in ("heads", "heads_magic", "heads_shift"))
+MASK = (
+    Field("mask_batch_stride", "int64", "mask.leading_stride"),
+    Field("mask_head_stride", "int64", "mask.heads_stride"),
+    Field("mask_query_stride", "int64", "mask.queries_stride"),
+)
 
 
 class _SoftmaxSpec(KernelSpec):
@@ -243,7 +247,7 @@ SINK_GRADIENT_FIELDS = (
     *pointers("sink", "lse", "dsink"), *ROW_SUMS, Field("rows", "int64", "rows"), QUERIES[0], MATRICES[0],
 )  # fmt: skip
 # trtc::finish_threads.
-SINK_GRADIENT_RULE = entry_rule(threads=256, columns_per_cta=OF_HEADS)
+SINK_GRADIENT_RULE = entry_rule(threads=256, per="heads")
 
 
 @dataclass(frozen=True)
@@ -290,8 +294,9 @@ class SinkGradientSpec(KernelSpec):
 
 MASK_GRADIENT_ARRAYS = (*pointers("y", "dy", "dmask"), *ROW_SUMS, *row_fields("y", "dy"))
 MASK_GRADIENT_FIELDS = (
-    *(Field(f"dmask_{name}", "int64", f"dmask.{name}") for name in ("head_stride", "query_stride")),
-    Field("mask_rows", "int64", "mask_rows"),
+    Field("dmask_head_stride", "int64", "dmask.heads_stride"),
+    Field("dmask_query_stride", "int64", "dmask.queries_stride"),
+    Field("mask_rows", "int64", "dmask.rows"),
     Field("sharers", "int32", "sharers"),
     *COLUMNS,
     *GEOMETRY,
@@ -299,7 +304,7 @@ MASK_GRADIENT_FIELDS = (
     *MATRICES,
 )
 # trtc::mask_threads, mask_columns and mask_groups.
-MASK_GRADIENT_RULE = entry_rule(threads=256, columns_per_cta=32, row_groups=32)
+MASK_GRADIENT_RULE = entry_rule(threads=256, columns_per_cta=32, rows_of="dmask", row_groups=32)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,61 @@
+// One call of an operator: what it was given, and how its arrays lie.
+#pragma once
+
+#include <Python.h>
+
+#include "declaration.hpp"
+#include "driver.hpp"
+
+constexpr int kMaxFlags = 16;
+
+// The call's array arguments and values, in the order of the declaration.
+struct Call {
+  View views[kMaxArrays];
+  PyObject* objects[kMaxArrays] = {};  // borrowed; null: absent, or an output to allocate
+  bool wanted[kMaxArrays] = {};        // outputs and results that are returned
+  DtypeId dtypes[kMaxArrays] = {};     // 0: absent; before `run`: of outputs, what is asked for
+  double reals[kMaxArrays] = {};
+  int32_t integers[kMaxArrays] = {};
+  uint32_t flags = 0;  // a bit for each, in their order
+  int64_t sm_margin = 0;
+  int implementation = 0;
+  const Argument* choice = nullptr;  // whose word asks for two sizes to be one
+  const Word* word = nullptr;
+};
+
+// How the arrays lie in memory, and the symbols' values.
+struct Layout {
+  Geometry geometry;
+  int64_t sizes[kMaxSymbols] = {1, 1, 1, 1};
+  RowStrides strides[kMaxArrays];
+  BroadcastStrides broadcast[kMaxArrays];
+  int variant = 0;                // which of their shapes arrays with several have
+  const View* pattern = nullptr;  // the first of these that is given
+  const std::string* pattern_name = nullptr;
+
+  int64_t value(const Size& size) const { return size.multiple * (size.symbol < 0 ? 1 : sizes[size.symbol]); }
+};
+
+// Where outputs and workspaces come from.
+class Allocator {
+ public:
+  virtual ~Allocator() = default;
+  // Returns a new reference and sets `data`. Throws.
+  virtual PyObject* allocate(int ndim, const int64_t* shape, DtypeId dtype, int device, char*& data) = 0;
+  // The same for bytes that the work put on a stream needs until the reference is given up.
+  virtual PyObject* workspace(int64_t bytes, int device, CUstream stream, char*& data);
+};
+
+// Owns references until they are returned.
+struct Outputs {
+  PyObject* objects[kMaxArrays] = {};
+  int count = 0;
+
+  Outputs() = default;
+  Outputs(const Outputs&) = delete;
+  Outputs& operator=(const Outputs&) = delete;
+  ~Outputs() {
+    for (int i = 0; i < count; ++i) Py_XDECREF(objects[i]);
+  }
+  PyObject* release();
+};

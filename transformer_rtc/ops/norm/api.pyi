@@ -1,0 +1,981 @@
+# Written by tests/tools/make_stubs.py.
+
+from typing import Any
+
+__all__ = [
+    "add_layer_norm",
+    "add_layer_norm_backward",
+    "add_rms_norm",
+    "add_rms_norm_backward",
+    "layer_norm",
+    "layer_norm_add",
+    "layer_norm_add_backward",
+    "layer_norm_backward",
+    "rms_norm",
+    "rms_norm_add",
+    "rms_norm_add_backward",
+    "rms_norm_backward",
+]
+
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-05,
+    *,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    residual_out: Any = None,
+    out_dtype: Any = None,
+    return_mean: bool = False,
+    return_rstd: bool = False,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Add a residual, then normalize: ``s = x + residual``, ``y = layer_norm(s, weight, bias, eps)``.
+
+    As `add_rms_norm` does it; the gradient is that of `add_layer_norm_backward`.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    residual : array [..., hidden], float32, float16 or bfloat16
+        Of x's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    eps : float
+        Added to the variance; not negative.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
+        type that `out_dtype` names.
+    residual_out : array [..., hidden], optional
+        Where s is written, in residual's type. It may be x itself or residual itself: out=x and
+        residual_out=residual is in place.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    return_mean : bool
+        Whether to return the mean as well.
+    return_rstd : bool
+        Whether to return rstd as well.
+    scale : array of one float32, optional
+        For an output of float8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
+        NaN if there is one.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework, or `out`.
+    s : array [..., hidden]
+        Of residual's type.
+    mean : array [...], float32
+        Only if `return_mean`.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+    row_scale : array [...], float32
+        Only if `row_scaling`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def add_layer_norm_backward(
+    dy: Any,
+    ds: Any,
+    s: Any,
+    weight: Any = None,
+    eps: float = 1e-05,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `add_layer_norm`, whose outputs are y and s.
+
+    x and residual have the same gradient, ``layer_norm_backward(dy, s, weight, eps, dresidual=ds)``: one launch adds
+    ds.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    ds : array [..., hidden], float32, float16 or bfloat16 or None
+        The gradient of s; None where s is not used.
+    s : array [..., hidden], float32, float16 or bfloat16
+        What the forward call returned as s, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    mean : array [...], float32, optional
+        The forward call's with mean and rstd given together, or neither; None: computed again from x and eps, in
+        the same launch.
+    rstd : array [...], float32, optional
+        The forward call's with mean and rstd given together, or neither; None: computed again from x and eps, in
+        the same launch.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, ds or s itself, or an array that shares no element with them.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; s's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool, optional
+        Whether to compute dbias; by default whether a weight is given.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`; the gradient of x and of residual.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    bias: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    residual_out: Any = None,
+    out_dtype: Any = None,
+    return_rstd: bool = False,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Add a residual, then normalize: ``s = x + residual``, ``y = rms_norm(s, weight, eps)``.
+
+    s is rounded to the residual's type, and it is the rounded s that is normalized: the same bits as two calls give. A
+    pre-norm transformer passes s on as the next residual, a post-norm one passes y. The gradient is that of
+    `add_rms_norm_backward`.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    residual : array [..., hidden], float32, float16 or bfloat16
+        Of x's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    eps : float
+        Added to the mean of squares; not negative.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
+        type that `out_dtype` names.
+    residual_out : array [..., hidden], optional
+        Where s is written, in residual's type. It may be x itself or residual itself: out=x and
+        residual_out=residual is in place.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    return_rstd : bool
+        Whether to return rstd as well.
+    scale : array of one float32, optional
+        For an output of float8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
+        NaN if there is one.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework, or `out`.
+    s : array [..., hidden]
+        Of residual's type.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+    row_scale : array [...], float32
+        Only if `row_scaling`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def add_rms_norm_backward(
+    dy: Any,
+    ds: Any,
+    s: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    rstd: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `add_rms_norm`, whose outputs are y and s.
+
+    x and residual have the same gradient, ``rms_norm_backward(dy, s, weight, eps, dresidual=ds)``: one launch adds
+    ds.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    ds : array [..., hidden], float32, float16 or bfloat16 or None
+        The gradient of s; None where s is not used.
+    s : array [..., hidden], float32, float16 or bfloat16
+        What the forward call returned as s, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    rstd : array [...], float32, optional
+        The forward call's; None: computed again from x and eps, in the same launch.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, ds or s itself, or an array that shares no element with them.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; s's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool
+        Whether to compute dbias.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`; the gradient of x and of residual.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def layer_norm(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-05,
+    *,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_mean: bool = False,
+    return_rstd: bool = False,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Normalize each row to mean 0 and variance 1.
+
+    ``y = (x - mean) * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(variance + eps)`` over the last
+    dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
+    computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
+    corrected: a row of large equal numbers with little noise keeps its accuracy.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
+        contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a
+        packed qkv do.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    eps : float
+        Added to the variance; not negative.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself, or an array that shares no element with the inputs, of any type that
+        `out_dtype` names.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    return_mean : bool
+        Whether to return the mean as well.
+    return_rstd : bool
+        Whether to return rstd as well.
+    scale : array of one float32, optional
+        For an output of float8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
+        NaN if there is one.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework, or `out`.
+    mean : array [...], float32
+        Only if `return_mean`.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+    row_scale : array [...], float32
+        Only if `row_scaling`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def layer_norm_add(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-05,
+    *,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_mean: bool = False,
+    return_rstd: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Normalize, then add a residual: ``y = residual + layer_norm(x, weight, bias, eps)``, rounded once.
+
+    As `rms_norm_add` does it; the gradients are those of `layer_norm_add_backward`.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    residual : array [..., hidden], float32, float16 or bfloat16
+        Of x's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    eps : float
+        Added to the variance; not negative.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
+        type that `out_dtype` names.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; residual's by default. float32, float16 or
+        bfloat16.
+    return_mean : bool
+        Whether to return the mean as well.
+    return_rstd : bool
+        Whether to return rstd as well.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework, or `out`.
+    mean : array [...], float32
+        Only if `return_mean`.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def layer_norm_add_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-05,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `layer_norm_add`, ``y = residual + layer_norm(x)``, but for residual's, which is dy.
+
+    They are those of `layer_norm`, by the same formulas: ``layer_norm_backward(dy, x, weight, eps, ...)``.
+    `dresidual` is a gradient that is added to dx, such as that of another use of x; not that of the forward call's
+    residual.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    x : array [..., hidden], float32, float16 or bfloat16
+        What the forward call was given, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    mean : array [...], float32, optional
+        The forward call's with mean and rstd given together, or neither; None: computed again from x and eps, in
+        the same launch.
+    rstd : array [...], float32, optional
+        The forward call's with mean and rstd given together, or neither; None: computed again from x and eps, in
+        the same launch.
+    dresidual : array [..., hidden], float32, float16 or bfloat16, optional
+        A gradient that is added to dx; not read where dx is not asked for.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
+        float16 or bfloat16.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool, optional
+        Whether to compute dbias; by default whether a weight is given.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def layer_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-05,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `layer_norm`: dx, dweight and dbias, or those of them that are asked for.
+
+    With ``x' = (x - mean) * rstd`` and ``g = dy * (weight + weight_offset)``::
+
+        dx      = rstd * (g - mean(g) - x' * mean(g * x')) + dresidual     over the last dimension
+        dweight = sum(dy * x')                                             over all others, but for the heads
+        dbias   = sum(dy)
+
+    (Ba, Kiros and Hinton, 2016.) Otherwise as `rms_norm_backward` does it.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    x : array [..., hidden], float32, float16 or bfloat16
+        What the forward call was given, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    mean : array [...], float32, optional
+        The forward call's with mean and rstd given together, or neither; None: computed again from x and eps, in
+        the same launch.
+    rstd : array [...], float32, optional
+        The forward call's with mean and rstd given together, or neither; None: computed again from x and eps, in
+        the same launch.
+    dresidual : array [..., hidden], float32, float16 or bfloat16, optional
+        A gradient that is added to dx; not read where dx is not asked for.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
+        float16 or bfloat16.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool, optional
+        Whether to compute dbias; by default whether a weight is given.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def rms_norm(
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    bias: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_rstd: bool = False,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Normalize each row by its root mean square.
+
+    ``y = x * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(mean(x ** 2) + eps)`` over the last
+    dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). Arithmetic is in float32, and y is
+    rounded once: a row whose mean square is no float32, of numbers above 1e19, becomes 0. A row's bits do not depend on
+    how many rows there are, nor on where they lie.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
+        contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a
+        packed qkv do.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    eps : float
+        Added to the mean of squares; not negative.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself, or an array that shares no element with the inputs, of any type that
+        `out_dtype` names.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    return_rstd : bool
+        Whether to return rstd as well.
+    scale : array of one float32, optional
+        For an output of float8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
+        NaN if there is one.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework, or `out`.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+    row_scale : array [...], float32
+        Only if `row_scaling`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def rms_norm_add(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    bias: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_rstd: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Normalize, then add a residual: ``y = residual + rms_norm(x, weight, eps)``, rounded once.
+
+    The form of Gemma 2 and OLMo 2. The gradient of residual is that of y, the others' are those of
+    `rms_norm_add_backward`.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    residual : array [..., hidden], float32, float16 or bfloat16
+        Of x's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    eps : float
+        Added to the mean of squares; not negative.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
+        type that `out_dtype` names.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; residual's by default. float32, float16 or
+        bfloat16.
+    return_rstd : bool
+        Whether to return rstd as well.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework, or `out`.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def rms_norm_add_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `rms_norm_add`, ``y = residual + rms_norm(x)``, but for residual's, which is dy.
+
+    They are those of `rms_norm`, by the same formulas: ``rms_norm_backward(dy, x, weight, eps, ...)``.
+    `dresidual` is a gradient that is added to dx, such as that of another use of x; not that of the forward call's
+    residual.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    x : array [..., hidden], float32, float16 or bfloat16
+        What the forward call was given, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    rstd : array [...], float32, optional
+        The forward call's; None: computed again from x and eps, in the same launch.
+    dresidual : array [..., hidden], float32, float16 or bfloat16, optional
+        A gradient that is added to dx; not read where dx is not asked for.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
+        float16 or bfloat16.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool
+        Whether to compute dbias.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+
+def rms_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `rms_norm`: dx, dweight and dbias, or those of them that are asked for.
+
+    With ``x' = x * rstd`` and ``g = dy * (weight + weight_offset)``::
+
+        dx      = rstd * (g - x' * mean(g * x')) + dresidual     over the last dimension
+        dweight = sum(dy * x')                                   over all others, but for the heads
+        dbias   = sum(dy)
+
+    (Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
+    once. dweight and dbias are added up in an order that the device, the shape and `sm_margin` fix: the same bits in
+    every run. A row's dx depends on no other row. What is not asked for costs nothing.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    x : array [..., hidden], float32, float16 or bfloat16
+        What the forward call was given, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    rstd : array [...], float32, optional
+        The forward call's; None: computed again from x and eps, in the same launch.
+    dresidual : array [..., hidden], float32, float16 or bfloat16, optional
+        A gradient that is added to dx; not read where dx is not asked for.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
+        float16 or bfloat16.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool
+        Whether to compute dbias.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """

@@ -1,0 +1,188 @@
+"""Which implementation is chosen, run-time compiled, static or simulated, and what happens to arrays of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+from . import _native, compiler, static
+from .arrays import HOST
+from .device import Device, device_limits, device_of, is_simulated
+from .errors import (
+    ArgumentError,
+    CompilerNotFoundError,
+    DeviceNotFoundError,
+    SettingsError,
+    StaticKernelError,
+    shown,
+)
+from .request import declarations
+from .settings import settings
+from .simulator import SimulatedDevice
+
+__all__ = ["device_for", "implementations", "is_static", "simulating_on_host", "using"]
+
+# A plan is keyed with the implementation's place in this list.
+IMPLEMENTATIONS = ("rtc", "static", "simulator")
+_RTC, _STATIC, _SIMULATOR = range(3)
+# "simulator", and from there on every other simulated device that was used.
+_simulated = [SimulatedDevice(checked=settings.simulate == "checked")]
+chosen: ContextVar[int] = ContextVar(
+    "transformer_rtc.implementation",
+    default=_STATIC if settings.force_static else _SIMULATOR if settings.simulate else _RTC,
+)
+
+_told = False
+
+
+def device_for(implementation: int, ordinal: int, argument: str) -> Device:
+    """Return the device that a call runs on.
+
+    Parameters
+    ----------
+    implementation : int
+        The number of the chosen implementation.
+    ordinal : int
+        The GPU that the arrays are on; `arrays.HOST`: the host.
+    argument : str
+        What messages call the first array.
+
+    Raises
+    ------
+    ArgumentError
+        If the simulator is chosen for arrays of a GPU.
+    """
+    if implementation < _SIMULATOR:
+        return device_of(ordinal)
+    if ordinal != HOST:
+        raise ArgumentError(f"{argument} is on cuda:{ordinal}; the simulator takes arrays of the host")
+    return device_of(_simulated[implementation - _SIMULATOR])
+
+
+def is_static(implementation: int, on: Device) -> bool:
+    """Whether a call runs general kernels, with an implementation by its number."""
+    return on.static or implementation == _STATIC
+
+
+def simulating_on_host() -> contextlib.AbstractContextManager[None] | None:
+    """Return the context in which arrays of the host are simulated; None: they are staged through a GPU.
+
+    Raises
+    ------
+    DeviceNotFoundError
+        If there is no GPU and nothing that stands in for one.
+    """
+    global _told
+    if chosen.get() >= _SIMULATOR:
+        return contextlib.nullcontext()
+    try:
+        _native.current_device()
+    except DeviceNotFoundError as error:
+        if chosen.get() != _RTC:
+            raise
+        from .simulator import toolchain
+
+        try:
+            toolchain.compiler_identity()
+        except CompilerNotFoundError as missing:
+            raise type(error)(f"{error}; {missing}") from error
+        if not _told:
+            _told = True
+            warnings.warn(
+                f"transformer_rtc runs its kernels on the CPU, in a simulator that is made for correctness and not for "
+                f"speed: {error}. TRANSFORMER_RTC_SIMULATE=1 asks for it without this warning",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        return using("simulator")
+    return None
+
+
+def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
+    """Return how an operator can run on a device.
+
+    Parameters
+    ----------
+    op : callable
+        An operator of this package, such as `rms_norm`.
+    device : int
+        The device's ordinal.
+
+    Returns
+    -------
+    list of str
+        ``"rtc"`` where NVRTC is installed and not forbidden: compiled at run time. ``"static"`` where the installation
+        has kernels for the device: compiled when the package was built. ``"simulator"`` where a C++ compiler is: arrays
+        of the host, on the CPU, which is the only one on a machine without a GPU.
+
+    Raises
+    ------
+    ArgumentError
+        If `op` is no operator of this package.
+    DeviceNotFoundError
+        If there is no such device.
+    """
+    name = getattr(op, "__name__", None)
+    declaration = declarations().get(name) if isinstance(name, str) else None
+    if declaration is None:
+        raise ArgumentError(f"op is {shown(op)}; it takes {', '.join(declarations())} of transformer_rtc")
+    from .simulator import toolchain
+
+    simulator = []
+    if not settings.force_static:
+        with contextlib.suppress(CompilerNotFoundError):
+            toolchain.compiler_identity()
+            simulator.append("simulator")
+    try:
+        architecture = device_limits(device).architecture
+    except DeviceNotFoundError:
+        if device == 0 and simulator:
+            return simulator
+        raise
+    found = []
+    if not settings.force_static:
+        with contextlib.suppress(CompilerNotFoundError):
+            compiler.compiler_identity()
+            found.append("rtc")
+    with contextlib.suppress(StaticKernelError):
+        static.image(declaration.family.name, architecture)
+        found.append("static")
+    return found + simulator
+
+
+@contextlib.contextmanager
+def using(implementation: str | SimulatedDevice) -> Iterator[None]:
+    """Choose how operators run within a ``with`` block, in this thread or task.
+
+    Parameters
+    ----------
+    implementation : str or SimulatedDevice
+        ``"rtc"``, ``"static"`` or ``"simulator"``; or a simulated device, which says how to simulate.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such implementation.
+    SettingsError
+        If the environment forces another one.
+    """
+    named = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
+    if not named and not is_simulated(implementation):
+        raise ArgumentError(
+            f"implementation is {shown(implementation)}; it takes {', '.join(IMPLEMENTATIONS)} or a SimulatedDevice"
+        )
+    if settings.force_static and implementation != "static":
+        raise SettingsError(f"using({implementation!r}) contradicts TRANSFORMER_RTC_FORCE_STATIC=1")
+    if not isinstance(implementation, str):
+        if implementation not in _simulated:
+            _simulated.append(implementation)
+        number = _SIMULATOR + _simulated.index(implementation)
+    else:
+        number = IMPLEMENTATIONS.index(implementation)
+    token = chosen.set(number)
+    try:
+        yield
+    finally:
+        chosen.reset(token)
