@@ -16,6 +16,7 @@ from rigs import Renamed, Rig
 import transformer_rtc
 from transformer_rtc import device_limits, operator, sources, static
 from transformer_rtc.cache import DiskCache
+from transformer_rtc.function import make
 from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.request import LaunchRule, declaration_of, declarations
 
@@ -111,10 +112,11 @@ def limited(request):
     if request.param > device_limits(0).max_cluster_size:
         pytest.skip(f"this device has no clusters of {request.param}")
     family = Limited(request.param)
-    limited = operator.Operator(dataclasses.replace(declaration_of("rms_norm"), family=family))
+    declaration = dataclasses.replace(declaration_of("rms_norm"), family=family)
+    function = make(declaration, operator.Operator(declaration).call, __name__)
 
     def call(x, weight, out=None, rstd=False):
-        return limited.call(x, weight, 1e-6, None, 0.0, out, None, rstd, None, None, None, False, 0, None)
+        return function(x, weight, out=out, return_rstd=rstd)
 
     return call, family
 
