@@ -21,7 +21,8 @@ from collections import Counter
 from pathlib import Path
 
 from transformer_rtc import cli
-from transformer_rtc.cache import DiskCache, digest, parse_entry
+from transformer_rtc.cache import DiskCache, digest
+from transformer_rtc.cache_entry import parse_entry
 
 WORKER = """
 import sys

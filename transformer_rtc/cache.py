@@ -1,9 +1,8 @@
 """key -> bytes on disk, shared by many processes. Knows no CUDA.
 
-An entry is one file: a line that says what it is, the digest of the rest, a line of JSON that a person can read, and
-the bytes. It is written beside its final name and renamed, so that a reader sees all of it or nothing, and it is
-checked whenever it is read: what is damaged, cut short or another key's is a miss, and the next write replaces it.
-Readers take no lock.
+A file is written beside its final name and renamed, so that a reader sees all of it or nothing, and it is checked
+whenever it is read: what is damaged, cut short or another key's is a miss, and the next write replaces it. Readers take
+no lock.
 """
 
 from __future__ import annotations
@@ -14,19 +13,16 @@ import fcntl
 import json
 import os
 import re
-import stat
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
 
-__all__ = ["DiskCache", "Entry", "digest", "encode_entry", "parse_entry"]
+from .cache_entry import ENTRY_NAME, TEMPORARY_NAME, Entry, encode_entry, name_of, parse_entry, sha256
+from .cache_folder import Folder, distrust, make_folders
+from .cache_locks import close, held, open_held, write_file
 
-_FORMAT = b"transformer_rtc cache entry 2\n"
-# Not compiled here, but where they are first used.
-_ENTRY_NAME = r"[^/]+\.[0-9a-f]{24}"
-_KEY = r"[0-9a-f]{64}"
-_TEMPORARY_NAME = r"[^/]+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp"
+__all__ = ["DiskCache", "digest"]
+
 # Lock files are never deleted, or two processes could hold "the" lock; so they are few: one for these digits of a key.
 _LOCK_DIGITS = 3
 _LOCK_SECONDS = 30.0  # longer than a compile takes on a host with more processes than cores
@@ -36,172 +32,9 @@ _WRITING_SECONDS = 0.5  # far longer than a writer has its file before its lock
 _ABANDONED_SECONDS = 3600.0
 
 
-def _sha256(content: bytes) -> str:
-    import hashlib  # opens OpenSSL: not at import
-
-    return hashlib.sha256(content).hexdigest()
-
-
 def digest(parts: Mapping[str, object]) -> str:
     """Return the key of everything that an entry depends on: SHA-256 of its JSON, in hexadecimal."""
-    return _sha256(json.dumps(parts, sort_keys=True).encode())
-
-
-def encode_entry(about: Mapping[str, object], payload: bytes) -> bytes:
-    """Return an entry's file."""
-    content = json.dumps(about).encode() + b"\n" + payload
-    return _FORMAT + _sha256(content).encode() + b"\n" + content
-
-
-def parse_entry(data: bytes) -> tuple[dict[str, Any], bytes] | None:
-    """Return what an entry's file says of itself, and its bytes; None where it is no entry or damaged."""
-    start = len(_FORMAT)
-    if not data.startswith(_FORMAT) or data[start + 64 : start + 65] != b"\n":
-        return None
-    content = data[start + 65 :]
-    if data[start : start + 64] != _sha256(content).encode():
-        return None
-    header, _, payload = content.partition(b"\n")
-    try:
-        about = json.loads(header)
-        whole = isinstance(about["stem"], str) and re.fullmatch(_KEY, about["key"]) and about["bytes"] == len(payload)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return (about, payload) if whole else None
-
-
-class Entry(NamedTuple):
-    """An entry, as its file tells.
-
-    Attributes
-    ----------
-    name : str
-        Of the file.
-    bytes : int
-        Of the file.
-    used : float
-        When it was written, or last read give or take a day; seconds since 1970.
-    about : dict or None
-        What it is, such as its ``"symbol"`` and ``"target"``. None: it is damaged, or cannot be read.
-    """
-
-    name: str
-    bytes: int
-    used: float
-    about: dict[str, Any] | None
-
-
-def _distrust(status: os.stat_result) -> str | None:
-    """Return why others could have put what is there, which would run as the caller; None: they could not."""
-    if status.st_uid not in (os.geteuid(), 0):
-        return f"it belongs to user {status.st_uid}, and this is user {os.geteuid()}"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"others may write to it (mode {stat.S_IMODE(status.st_mode):04o}; chmod go-w mends it)"
-    return None
-
-
-def _make_folders(path: str) -> None:
-    # os.makedirs gives its mode to the last one only: under umask 0, others could write to those above.
-    if not os.path.isdir(path):
-        above = os.path.dirname(path)
-        if above and above != path:
-            _make_folders(above)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o755)
-        if not os.path.isdir(path):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-
-
-class _Folder:
-    """A folder whose entries are read, if nobody else could have put them there."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._trusted: bool | None = None
-
-    def trusted(self) -> bool:
-        """Whether it is there, and none but the caller and root may write to it; a refusal is told once."""
-        if self._trusted is None:
-            try:
-                reason = _distrust(os.stat(self.path))
-            except OSError:
-                return False
-            self._trusted = reason is None
-            if reason:
-                warnings.warn(
-                    f"transformer_rtc does not use the kernel cache {self.path}, as what is in it would run as this "
-                    f"user's code: {reason}",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-        return self._trusted
-
-    def read(self, name: str) -> tuple[bytes, os.stat_result] | None:
-        """Return a file's bytes; None where there is none, or others may write to it."""
-        if not self.trusted():
-            return None
-        try:
-            # A pipe of that name would else be waited for.
-            descriptor = os.open(os.path.join(self.path, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode) or _distrust(status):
-                    return None
-                # A regular file is read at once; were it cut short, its digest would tell.
-                return os.read(descriptor, status.st_size), status
-            finally:
-                os.close(descriptor)
-        except OSError:
-            return None
-
-    def find(self, stem: str) -> list[str]:
-        """Return the names of a stem's entries."""
-        if not self.trusted():
-            return []
-        try:
-            names = os.listdir(self.path)
-        except OSError:
-            return []
-        start = _readable(stem) + "."
-        return [name for name in names if name.startswith(start) and len(name) == len(start) + 24]
-
-
-def _readable(stem: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", stem)[:120]
-
-
-def _name(stem: str, key: str) -> str:
-    return f"{_readable(stem)}.{key[:24]}"
-
-
-# A lock lasts until its last descriptor is closed: a forked child must not keep its parent's.
-_held: set[int] = set()
-
-
-def _lock_own(descriptor: int) -> None:
-    """Lock a file that nobody else writes, but others may look at for a moment."""
-    with contextlib.suppress(OSError):
-        for _ in range(5):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.001)
-
-
-def _close(descriptor: int) -> None:
-    """Close one of those that a child must not keep, once."""
-    if descriptor in _held:
-        _held.discard(descriptor)
-        os.close(descriptor)
-
-
-def _close_in_child() -> None:
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_close_in_child)
+    return sha256(json.dumps(parts, sort_keys=True).encode())
 
 
 class DiskCache:
@@ -230,10 +63,10 @@ class DiskCache:
         self.read_only_folder = read_only_folder
         self.max_bytes = max_bytes
         self._lock_seconds = lock_seconds
-        self._own = _Folder(folder) if folder is not None else None
+        self._own = Folder(folder) if folder is not None else None
         self._folders = [self._own] if self._own else []
         if read_only_folder is not None:
-            self._folders.append(_Folder(read_only_folder))
+            self._folders.append(Folder(read_only_folder))
         self._writable = folder is not None
         self._bytes_until_prune = 0
 
@@ -244,11 +77,11 @@ class DiskCache:
 
     def path(self, stem: str, key: str) -> str:
         """Return where an entry lies: its stem, for people, and the start of its key."""
-        return os.path.join(self.folder or "", _name(stem, key))
+        return os.path.join(self.folder or "", name_of(stem, key))
 
     def get(self, stem: str, key: str) -> bytes | None:
         """Return an entry's bytes, or None."""
-        name = _name(stem, key)
+        name = name_of(stem, key)
         for folder in self._folders:
             read = folder.read(name)
             found = parse_entry(read[0]) if read else None
@@ -295,28 +128,25 @@ class DiskCache:
         try:
             yield self._wait(descriptor, stem, key)
         finally:
-            if descriptor in _held:
+            if descriptor in held:
                 with contextlib.suppress(OSError):
                     # A byte in the lock's file, which takes no room, tells others that they would wait for nothing.
                     if (os.fstat(descriptor).st_size > 0) == self._writable:
                         os.ftruncate(descriptor, 0 if self._writable else 1)
-                _close(descriptor)
+                close(descriptor)
 
     def _open_lock(self, key: str) -> int | None:
         if not self._writable or self._own is None:
             return None
         folder = os.path.join(self._own.path, "locks")
         try:
-            _make_folders(self._own.path)
+            make_folders(self._own.path)
             if not self._own.trusted():
                 return None
-            _make_folders(folder)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(os.path.join(folder, key[:_LOCK_DIGITS]), flags, 0o644)
+            make_folders(folder)
+            return open_held(os.path.join(folder, key[:_LOCK_DIGITS]), os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             return None
-        _held.add(descriptor)
-        return descriptor
 
     def _wait(self, descriptor: int, stem: str, key: str) -> bytes | None:
         deadline, pause = time.monotonic() + self._lock_seconds, 0.002
@@ -349,11 +179,11 @@ class DiskCache:
             return
         data = encode_entry({**about, "stem": stem, "key": key, "bytes": len(payload)}, payload)
         try:
-            _make_folders(self._own.path)
+            make_folders(self._own.path)
             if not self._own.trusted():
                 self._writable = False
                 return
-            self._write(_name(stem, key), data)
+            self._write(name_of(stem, key), data)
         except OSError as error:
             self._writable = False
             warnings.warn(
@@ -372,34 +202,9 @@ class DiskCache:
     def _write(self, name: str, data: bytes) -> None:
         path = os.path.join(self.folder or "", name)
         try:
-            self._write_beside(path, data)
+            write_file(path, data)
         except FileNotFoundError:  # another host, which sees no lock of ours, took us for dead
-            self._write_beside(path, data)
-
-    def _write_beside(self, path: str, data: bytes) -> None:
-        beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
-        try:
-            # Never writable by others, whatever the umask; readable as far as it lets.
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            _held.add(descriptor)
-            opened = [descriptor]  # a number that was closed may be another thread's already
-            try:
-                lock = os.dup(descriptor)
-                _held.add(lock)
-                opened.append(lock)
-                _lock_own(lock)
-                # Closed before it has its name, which other hosts of an NFS rely on.
-                with open(descriptor, "wb", closefd=False) as file:
-                    file.write(data)
-                _close(opened.pop(0))
-                os.replace(beside, path)
-            finally:
-                for descriptor in opened:
-                    _close(descriptor)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(beside)
-            raise
+            write_file(path, data)
 
     def add(self, data: bytes) -> tuple[str, bool]:
         """Put an entry's file as another cache has it; return its name, and whether it was not there.
@@ -415,32 +220,32 @@ class DiskCache:
         if parsed is None:
             raise ValueError("this is no entry of a cache")
         stem, key = parsed[0]["stem"], parsed[0]["key"]
-        name = _name(stem, key)
+        name = name_of(stem, key)
         reason = self.refusal()
         if self._own is None or reason:
             raise PermissionError(errno.EACCES, reason or "there is no folder", self.folder or "")
         if self.get(stem, key) is not None:
             return name, False
-        _make_folders(self._own.path)
+        make_folders(self._own.path)
         self._write(name, data)
         return name, True
 
     def refusal(self) -> str | None:
         """Return why the folder is not used, as others could have put there what would run; None: they could not."""
         try:
-            return _distrust(os.stat(self.folder)) if self.folder is not None else None
+            return distrust(os.stat(self.folder)) if self.folder is not None else None
         except OSError:
             return None
 
     def names(self) -> list[str]:
         """Return the names of the entries' files."""
-        return sorted(name for _, _, name in self._files(_ENTRY_NAME))
+        return sorted(name for _, _, name in self._files(ENTRY_NAME))
 
     def read(self, name: str) -> bytes | None:
         """Return an entry's file; None where there is none, it is damaged, or it lies under another's name."""
         read = self._own.read(name) if self._own else None
         parsed = parse_entry(read[0]) if read else None
-        return read[0] if read and parsed and _name(parsed[0]["stem"], parsed[0]["key"]) == name else None
+        return read[0] if read and parsed and name_of(parsed[0]["stem"], parsed[0]["key"]) == name else None
 
     def _files(self, pattern: str) -> list[tuple[float, int, str]]:
         """Return when each file was last used, its bytes and its name; the oldest first."""
@@ -459,13 +264,13 @@ class DiskCache:
 
     def size(self) -> tuple[int, int]:
         """Return how many entries there are, and their bytes."""
-        sizes = [size for _, size, _ in self._files(_ENTRY_NAME)]
+        sizes = [size for _, size, _ in self._files(ENTRY_NAME)]
         return len(sizes), sum(sizes)
 
     def entries(self) -> list[Entry]:
         """Return every entry by its name, checked."""
         found = []
-        for used, size, name in self._files(_ENTRY_NAME):
+        for used, size, name in self._files(ENTRY_NAME):
             data = self.read(name)
             parsed = parse_entry(data) if data else None
             found.append(Entry(name, size, used, parsed[0] if parsed else None))
@@ -473,7 +278,7 @@ class DiskCache:
 
     def remove(self, name: str) -> bool:
         """Delete an entry's file. Whoever reads it reads on. Returns whether it could be deleted."""
-        if self.folder is None or not (re.fullmatch(_ENTRY_NAME, name) or re.fullmatch(_TEMPORARY_NAME, name)):
+        if self.folder is None or not (re.fullmatch(ENTRY_NAME, name) or re.fullmatch(TEMPORARY_NAME, name)):
             return False
         try:
             os.unlink(os.path.join(self.folder, name))
@@ -485,7 +290,7 @@ class DiskCache:
         """Return what killed writers left half written. Takes half a second where it seems that there is something."""
 
         def found() -> set[str]:
-            return {name for used, _, name in self._files(_TEMPORARY_NAME) if self._has_no_writer(name, used)}
+            return {name for used, _, name in self._files(TEMPORARY_NAME) if self._has_no_writer(name, used)}
 
         seen = found()
         if seen:
@@ -520,8 +325,8 @@ class DiskCache:
             Entries that were not used for so long are deleted too.
         """
         now = time.time()
-        doomed = [name for used, _, name in self._files(_TEMPORARY_NAME) if now - used > _ABANDONED_SECONDS]
-        entries = self._files(_ENTRY_NAME)
+        doomed = [name for used, _, name in self._files(TEMPORARY_NAME) if now - used > _ABANDONED_SECONDS]
+        entries = self._files(ENTRY_NAME)
         if unused_seconds is not None:
             doomed += [name for used, _, name in entries if now - used > unused_seconds]
             entries = [entry for entry in entries if now - entry[0] <= unused_seconds]
@@ -539,7 +344,7 @@ class DiskCache:
 
     def clear(self) -> list[str]:
         """Delete every entry, and what killed writers left; return the deleted names. Other files stay."""
-        names = [name for pattern in (_ENTRY_NAME, _TEMPORARY_NAME) for _, _, name in self._files(pattern)]
+        names = [name for pattern in (ENTRY_NAME, TEMPORARY_NAME) for _, _, name in self._files(pattern)]
         return [name for name in names if self.remove(name)]
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import compiler, info, packs, sources
-from .cache import DiskCache, Entry
+from .cache import DiskCache
+from .cache_entry import Entry
 from .device import device_limits
 from .errors import ArgumentError, SettingsError, TransformerRtcError
 from .kernel_manager import manager

@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from .cache import DiskCache, parse_entry
+from .cache import DiskCache
+from .cache_entry import parse_entry
 from .checks import check_type, path_of
 from .errors import PackError
 

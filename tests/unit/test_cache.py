@@ -9,7 +9,8 @@ import os
 import pytest
 from stubs import KEYS, in_processes, in_threads
 
-from transformer_rtc.cache import DiskCache, digest, encode_entry, parse_entry
+from transformer_rtc.cache import DiskCache, digest
+from transformer_rtc.cache_entry import encode_entry, parse_entry
 
 KEY, OTHER, *_ = KEYS
 PAYLOAD = bytes(range(16))

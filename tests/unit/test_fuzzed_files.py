@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from stubs import CUBIN, KEYS
 
 from transformer_rtc import cli, manifest, packs
-from transformer_rtc.cache import DiskCache, digest, encode_entry, parse_entry
+from transformer_rtc.cache import DiskCache, digest
+from transformer_rtc.cache_entry import encode_entry, parse_entry
 from transformer_rtc.errors import ArgumentError, PackError
 from transformer_rtc.manifest import ManifestEntry
 

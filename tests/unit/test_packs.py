@@ -10,7 +10,8 @@ import pytest
 from stubs import CUBIN, HOST, KEYS
 
 from transformer_rtc import packs
-from transformer_rtc.cache import DiskCache, encode_entry
+from transformer_rtc.cache import DiskCache
+from transformer_rtc.cache_entry import encode_entry
 from transformer_rtc.errors import PackError
 
 

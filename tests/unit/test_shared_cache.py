@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from stubs import KEYS, WAIT, in_processes, until_killed
 
-from transformer_rtc import cache as cache_module
-from transformer_rtc.cache import DiskCache, digest, parse_entry
+from transformer_rtc import cache_locks
+from transformer_rtc.cache import DiskCache, digest
+from transformer_rtc.cache_entry import parse_entry
 
 KEY, OTHER, *_ = KEYS
 PAYLOAD = bytes(range(16))
@@ -79,7 +80,7 @@ def writer(cache: DiskCache):
             file.flush()
             pause()
 
-        cache_module.open = half
+        cache_locks.open = half
         cache.put("kernel", KEY, PAYLOAD, {})
 
     return until_killed(work)
@@ -126,7 +127,7 @@ def test_who_looks_at_a_file_does_not_take_its_lock(cache, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", busy_twice)
     cache.put("kernel", KEY, PAYLOAD, {})
     assert len(seen) == 3 and cache.writable and cache.get("kernel", KEY) == PAYLOAD
-    assert not cache_module._held
+    assert not cache_locks.held
 
 
 @pytest.mark.filterwarnings("error")
@@ -142,19 +143,19 @@ def test_what_another_host_takes_for_abandoned_is_written_again(cache, monkeypat
     monkeypatch.setattr(os, "replace", deleted_once)
     cache.put("kernel", KEY, PAYLOAD, {})
     assert deleted and cache.writable and cache.get("kernel", KEY) == PAYLOAD
-    assert half_written(cache) == [] and not cache_module._held
+    assert half_written(cache) == [] and not cache_locks.held
 
 
 def test_a_child_does_not_keep_the_lock_of_its_parents_file(cache, monkeypatch):
     replace, seen = os.replace, []
 
     def forked(source, target):
-        seen.append((len(cache_module._held), in_processes(1, lambda _: os._exit(len(cache_module._held)))))
+        seen.append((len(cache_locks.held), in_processes(1, lambda _: os._exit(len(cache_locks.held)))))
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", forked)
     cache.put("kernel", KEY, PAYLOAD, {})
-    assert seen == [(1, [0])] and cache.get("kernel", KEY) == PAYLOAD and not cache_module._held
+    assert seen == [(1, [0])] and cache.get("kernel", KEY) == PAYLOAD and not cache_locks.held
 
 
 def test_without_locks_only_its_age_says_that_a_file_is_abandoned(cache, monkeypatch):
@@ -205,9 +206,9 @@ def test_a_forked_child_does_not_keep_its_parents_lock(cache):
     with cache.claim("kernel", KEY) as found, until_killed(lambda pause: pause()):
         assert found is None
         (lock,) = os.listdir(os.path.join(cache.folder, "locks"))
-        descriptor = next(iter(cache_module._held))
+        descriptor = next(iter(cache_locks.held))
         # As the kernel does when the parent is killed: no unlock, only the parent's descriptor is closed.
-        cache_module._held.discard(descriptor)
+        cache_locks.held.discard(descriptor)
         os.close(descriptor)
         with open(os.path.join(cache.folder, "locks", lock)) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,9 +245,9 @@ def test_a_file_system_without_locks_is_gone_on_without(cache, monkeypatch, code
 def test_a_claim_ends_however_its_block_does(cache):
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), DiskCache(cache.folder, lock_seconds=0).claim("kernel", KEY):
-            assert cache_module._held
+            assert cache_locks.held
             raise KeyboardInterrupt
-        assert not cache_module._held
+        assert not cache_locks.held
 
 
 # ---- Who may write there --------------------------------------------------------------------------------------------
