@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import compiler, info, packs, sources
+from . import archive, compiler, info, sources
 from .cache import DiskCache
 from .cache_entry import Entry
 from .device import device_limits
@@ -236,7 +236,7 @@ def _tell_removed(arguments: argparse.Namespace, cache: DiskCache, removed: list
 
 def _pack(arguments: argparse.Namespace) -> int:
     cache = _cache_of(arguments)
-    packed, left_out = packs.pack(cache, arguments.file)
+    packed, left_out = archive.pack(cache, arguments.file)
     _emit(
         arguments,
         {"file": arguments.file, "packed": packed, "left_out": left_out},
@@ -250,7 +250,7 @@ def _pack(arguments: argparse.Namespace) -> int:
 
 def _unpack(arguments: argparse.Namespace) -> int:
     cache = _cache_of(arguments)
-    added, kept = packs.unpack(cache, arguments.file)
+    added, kept = archive.unpack(cache, arguments.file)
     _emit(
         arguments,
         {"folder": cache.folder, "added": added, "kept": kept},

@@ -14,7 +14,7 @@ from bad_values import FUNCTIONS, OTHERS, SHAPE, Stub, parameters_of
 from native_calls import BASE, required_views
 
 import transformer_rtc
-from transformer_rtc import Kernel, KernelManager, SimulatedDevice, operator, packs, using
+from transformer_rtc import Kernel, KernelManager, SimulatedDevice, archive, operator, using
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.declaration import Stream
 from transformer_rtc.errors import ArgumentError, shown
@@ -89,7 +89,7 @@ def kernel(tmp_path_factory) -> Kernel:
 def call_of(name: str, kernel: Kernel) -> Callable[..., object]:
     owner, _, method = name.rpartition(".")
     of = {"Kernel": kernel, "KernelManager": KernelManager(DiskCache(None)), "": transformer_rtc}[owner]
-    found = getattr(packs if name in ("pack", "unpack") else of, method)
+    found = getattr(archive if name in ("pack", "unpack") else of, method)
     if name not in ("using", "record"):
         return found
     return lambda **given: contextlib.ExitStack().enter_context(found(**given))
@@ -120,7 +120,7 @@ def test_no_argument_of_a_public_function_is_missing_from_the_table():
     for name, (_, refused) in OTHERS.items():
         owner, _, method = name.rpartition(".")
         found = getattr(getattr(transformer_rtc, owner), method) if owner else getattr(transformer_rtc, name, None)
-        parameters = set(inspect.signature(found or getattr(packs, name)).parameters) - {"self"}
+        parameters = set(inspect.signature(found or getattr(archive, name)).parameters) - {"self"}
         assert parameters == refused.keys(), name
 
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stubs import CUBIN, KEYS
 
-from transformer_rtc import cli, manifest, packs
+from transformer_rtc import archive, cli, manifest
 from transformer_rtc.cache import DiskCache, digest
 from transformer_rtc.cache_entry import encode_entry, parse_entry
 from transformer_rtc.errors import ArgumentError, PackError
@@ -113,7 +113,7 @@ def unpacked(folder: Path, data: bytes) -> tuple[PackError | None, set[str]]:
         (Path(made) / "pack").write_bytes(data)
         error = None
         try:
-            packs.unpack(DiskCache(f"{made}/a/b"), f"{made}/pack")
+            archive.unpack(DiskCache(f"{made}/a/b"), f"{made}/pack")
         except PackError as refused:
             error = refused
         return error, {str(path.relative_to(made)) for path in Path(made).rglob("*")} - {"pack"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stubs import CUBIN, HOST, KEYS
 
-from transformer_rtc import packs
+from transformer_rtc import archive
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.cache_entry import encode_entry
 from transformer_rtc.errors import PackError
@@ -46,15 +46,15 @@ def first_words(names) -> list[str]:
 
 
 def test_what_was_packed_is_unpacked_and_hits(source, other, path):
-    packed, left_out = packs.pack(source, path)
+    packed, left_out = archive.pack(source, path)
     assert packed == source.names() and len(packed) == 4 and left_out == []
-    assert packs.unpack(other, path) == (packed, []) and other.names() == packed
+    assert archive.unpack(other, path) == (packed, []) and other.names() == packed
     for number, key in enumerate(KEYS):
         stem = f"kernel{number}.sm_90"
         assert other.get(stem, key) == source.get(stem, key) == CUBIN + bytes([number]) * 1000
-    assert packs.unpack(other, path) == ([], packed)
+    assert archive.unpack(other, path) == ([], packed)
     again = path.with_suffix(".again")
-    assert packs.pack(other, again)[0] == packed and again.read_bytes() == path.read_bytes()
+    assert archive.pack(other, again)[0] == packed and again.read_bytes() == path.read_bytes()
 
 
 def test_damaged_entries_and_modules_of_the_simulator_are_left_out(source, other, path):
@@ -63,26 +63,26 @@ def test_damaged_entries_and_modules_of_the_simulator_are_left_out(source, other
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
     os.symlink(source.path("kernel0.sm_90", KEYS[0]), source.path("link", KEYS[0]))
-    packed, left_out = packs.pack(source, path)
+    packed, left_out = archive.pack(source, path)
     assert first_words(packed) == ["kernel0", "kernel2", "kernel3"] and first_words(left_out) == ["kernel1", "module"]
-    packs.unpack(other, path)
+    archive.unpack(other, path)
     assert other.names() == packed
 
 
 def test_an_empty_cache_is_a_pack(tmp_path, other, path):
-    assert packs.pack(DiskCache(str(tmp_path / "missing")), path) == ([], [])
-    assert packs.unpack(other, path) == ([], [])
+    assert archive.pack(DiskCache(str(tmp_path / "missing")), path) == ([], [])
+    assert archive.unpack(other, path) == ([], [])
 
 
 def refused(data: bytes, other: DiskCache, path: Path, told: str | None = None) -> None:
     path.write_bytes(data)
     with pytest.raises(PackError, match=told):
-        packs.unpack(other, path)
+        archive.unpack(other, path)
     assert not os.path.exists(other.folder), data
 
 
 def test_damage_anywhere_is_refused_and_nothing_is_unpacked(source, other, path, rng):
-    packs.pack(source, path)
+    archive.pack(source, path)
     good = path.read_bytes()
     for place in {*range(60), *range(len(good) - 60, len(good)), *map(int, rng.integers(0, len(good), 200))}:
         for damaged in (good[:place] + bytes([good[place] ^ 1 << place % 8]) + good[place + 1 :], good[:place]):
@@ -121,29 +121,29 @@ def test_a_link_in_an_entrys_place_is_replaced_and_not_followed(other, path, tmp
     os.chmod(other.folder, 0o755)
     os.symlink(victim, other.path("kernel", KEYS[0]))
     path.write_bytes(pack_of(entry("kernel")))
-    packs.unpack(other, path)
+    archive.unpack(other, path)
     assert victim.read_bytes() == b"precious" and other.get("kernel", KEYS[0]) == CUBIN
     assert stat.S_ISREG(os.lstat(other.path("kernel", KEYS[0])).st_mode)
 
 
 def test_an_entry_that_is_there_stays_and_a_damaged_one_is_replaced(source, other, path):
-    packs.pack(source, path)
+    archive.pack(source, path)
     other.put("kernel0.sm_90", KEYS[0], b"mine", {})
     other.put("kernel1.sm_90", KEYS[1], b"damaged", {})
     with open(other.path("kernel1.sm_90", KEYS[1]), "ab") as file:
         file.write(b"?")
-    added, kept = packs.unpack(other, path)
+    added, kept = archive.unpack(other, path)
     assert first_words(added) == ["kernel1", "kernel2", "kernel3"] and len(kept) == 1
     assert other.get("kernel0.sm_90", KEYS[0]) == b"mine"
     assert other.get("kernel1.sm_90", KEYS[1]) == CUBIN + bytes([1]) * 1000
 
 
 def test_a_folder_that_others_may_write_to_gets_nothing(source, other, path):
-    packs.pack(source, path)
+    archive.pack(source, path)
     os.makedirs(other.folder)
     os.chmod(other.folder, 0o777)
     with pytest.raises(PackError, match="others may write to it"):
-        packs.unpack(other, path)
+        archive.unpack(other, path)
     assert os.listdir(other.folder) == []
 
 
@@ -151,10 +151,10 @@ def test_files_that_cannot_be_written_or_read_are_told_and_leave_nothing(source,
     (tmp_path / "folder").mkdir()
     for name in ("missing/pack", "folder"):
         with pytest.raises(PackError, match="cannot be written"):
-            packs.pack(source, str(tmp_path / name))
+            archive.pack(source, str(tmp_path / name))
     with pytest.raises(PackError, match="cannot be unpacked"):
-        packs.unpack(source, str(tmp_path / "missing"))
+        archive.unpack(source, str(tmp_path / "missing"))
     assert sorted(os.listdir(tmp_path)) == ["folder", "source"]
-    packs.pack(source, path)
+    archive.pack(source, path)
     with pytest.raises(PackError, match="cannot be unpacked"):
-        packs.unpack(DiskCache(None), path)
+        archive.unpack(DiskCache(None), path)
