@@ -70,6 +70,11 @@ struct Suspect {
 
 inline uint64_t volume(const Index& size) { return static_cast<uint64_t>(size.x) * size.y * size.z; }
 
+inline Index unravel(uint64_t number, const Index& size) {
+  return {static_cast<unsigned>(number % size.x), static_cast<unsigned>(number / size.x % size.y),
+          static_cast<unsigned>(number / size.x / size.y)};
+}
+
 inline std::string text(const Index& index) {
   return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) + ")";
 }
@@ -278,7 +283,6 @@ class Machine {
   void finish_cta(Cta& cta);
   static void fiber_main();
   void loop(bool (*interrupted)());
-  std::string blocked() const;
   uint64_t random();
 
   // Faults. fail() does not return on a fiber.
@@ -287,6 +291,7 @@ class Machine {
   void fail(const char* kind, std::string message, const Party& at, const Party& other = {});
   void fail_here(const char* kind, std::string message, const void* caller);
   void suspect(const char* what, const Party& a, const Party& b);
+  std::string blocked() const;  // who waits, and for what
 
   // The checker.
   bool knows(const Thread& thread, const Event& event) const;
