@@ -172,7 +172,7 @@ class SimulatedFunction:
         for party in parties:
             found = located.get(party[0], []) if party is not None and party[0] is not None else []
             frames.append(
-                [frame for frame in found if frame[1] != "prelude.h" and not frame[0].startswith("trtc_run_")]
+                [frame for frame in found if frame[1] not in toolchain.PRELUDE and not frame[0].startswith("trtc_run_")]
             )
         return frames
 

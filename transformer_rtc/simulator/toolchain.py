@@ -78,10 +78,14 @@ def compiler_identity() -> str:
     return " ".join([file_identity(command[0]), *command[1:]])
 
 
+# What is included before a kernel's text: CUDA as the host's compiler sees it.
+PRELUDE = ("prelude.h", "cuda_names.h", "interface.h")
+
+
 @functools.cache
 def _prelude() -> dict[str, str]:
     texts = {}
-    for name in ("prelude.h", "interface.h"):
+    for name in PRELUDE:
         with open(os.path.join(_HERE, name), encoding="utf-8") as file:
             texts[name] = file.read()
     return texts
