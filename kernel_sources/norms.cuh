@@ -16,7 +16,7 @@
 
 namespace trtc {
 
-// What a kernel's program says of it (transformer_rtc/ops/norm_kernels.py), and what follows.
+// What a kernel's program says of it (transformer_rtc/ops/norm/kernels.py), and what follows.
 template <class Traits>
 struct NormConfig : Traits {
   enum : int {

@@ -15,7 +15,7 @@
 
 namespace trtc {
 
-// What a kernel's program says of it (transformer_rtc/ops/softmax_kernels.py), and what follows.
+// What a kernel's program says of it (transformer_rtc/ops/softmax/kernels.py), and what follows.
 template <class Traits>
 struct SoftmaxConfig : Traits {
   using Part = Slots<Traits::threads, Traits::steps, Traits::vector, Traits::causal>;
