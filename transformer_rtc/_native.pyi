@@ -95,13 +95,29 @@ class Kind:
     STREAM: Kind
 
 class Source:
+    DATA: Source
+    OUTER_STRIDE: Source
+    INNER_STRIDE: Source
+    STRIDE: Source
+    LEADING_STRIDE: Source
+    DTYPE: Source
+    ARRAY_ROWS: Source
     REAL: Source
     INTEGER: Source
     FLAG: Source
     SIZE: Source
+    MAGIC: Source
+    SHIFT: Source
     DIFFERENCE: Source
-    STRIDE: Source
-    ARRAY_ROWS: Source
+    ROWS: Source
+    INNER_COUNT: Source
+    INNER_MAGIC: Source
+    INNER_SHIFT: Source
+    GROUPS: Source
+    WORKSPACE: Source
+    PARTIALS: Source
+    ROW_PARTIALS: Source
+    SHARERS: Source
 
 class Shape:
     def __init__(self, leading: bool, sizes: Sequence[tuple[int, int]], words: str) -> None: ...

@@ -26,6 +26,7 @@ std::vector<int64_t> sizes_of(const Shape& shape, const View& first, int64_t col
   return sizes;
 }
 
+// In numbers; the first array has all dimensions that the shape names.
 std::string text_of(const Shape& shape, const View& first, int64_t columns) {
   const std::vector<int64_t> sizes = sizes_of(shape, first, columns);
   return shape_text(sizes.data(), static_cast<int>(sizes.size()));
@@ -52,6 +53,22 @@ bool Operator::has_shape(const Shape& shape, const View& view, const View& first
   return true;
 }
 
+// What a message says of the shape that an array must have.
+std::string Operator::expected(const Shape& shape, const View& first, const Layout& layout) const {
+  const std::string given = ", whose shape is " + first.shape_text();
+  if (of_leading(shape) && !shape.words.empty()) return shape.words + given;
+  if (exists(shape, first)) {
+    return "the shape " + text_of(shape, first, layout.sizes[0]) + (shape.words.empty() ? "" : ", " + shape.words);
+  }
+  std::string names;
+  for (const Size& size : shape.sizes) {
+    const std::string name = size.symbol == kConstant ? "" : symbols_[size.symbol].name;
+    const std::string number = size.multiple > 1 || name.empty() ? std::to_string(size.multiple) : "";
+    names += (names.empty() ? "" : ", ") + number + (number.empty() || name.empty() ? "" : "*") + name;
+  }
+  return "the shape [" + names + "] of the dimensions of " + arguments_[0].called + given;
+}
+
 void Operator::check_view(const Array& array, const View& view, const View& first, Layout& layout) const {
   const Argument& argument = *array.argument;
   const std::string& name = argument.called;
@@ -73,11 +90,8 @@ void Operator::check_view(const Array& array, const View& view, const View& firs
     if (view.ndim > 1 || view.size() != 1) refuse(name, "must have the shape () or (1,); it has " + view.shape_text());
   } else if (argument.shapes.size() > 1) {
     check_variant(array, view, first, layout);
-  } else if (const Shape& shape = argument.shapes[0]; !has_shape(shape, view, first, layout)) {
-    const std::string words = shape.words.empty() ? "" : ", " + shape.words;
-    refuse(name, (of_leading(shape) ? "must have " + shape.words + ", whose shape is " + first.shape_text()
-                                    : "must have the shape " + text_of(shape, first, layout.sizes[0]) + words) +
-                     "; it has " + view.shape_text());
+  } else if (!has_shape(argument.shapes[0], view, first, layout)) {
+    refuse(name, "must have " + expected(argument.shapes[0], first, layout) + "; it has " + view.shape_text());
   }
   if (!view.contiguous()) refuse(name, "must be contiguous: pass " + name + ".contiguous()");
 }
@@ -267,7 +281,9 @@ Layout Operator::check(Call& call) const {
   }
 
   if (layout.sizes[0] < 1 || layout.sizes[0] > kMostColumns / widest_) {
-    refuse(first_name, "must have 1 to 2^30 elements in its last dimension; it has " + std::to_string(first.last()));
+    const int64_t most = kMostColumns / widest_ * multiple;
+    refuse(first_name, "must have 1 to " + (most == kMostColumns ? "2^30" : std::to_string(most)) +
+                           " elements in its last dimension; it has " + std::to_string(first.last()));
   }
   for (size_t i = 0; i < arrays_.size(); ++i) {
     if (call.wanted[i] && arrays_[i].argument->shape_of >= 0) check_result_shape(call, arrays_[i], layout);

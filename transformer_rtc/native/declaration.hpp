@@ -28,6 +28,7 @@ enum class Kind {
 };
 
 constexpr int kConstant = -1;
+constexpr int kMaxSizes = 4;  // of a shape, behind the leading dimensions
 
 // A dimension: a symbol's value times a number, or the number alone.
 struct Size {
@@ -46,7 +47,8 @@ struct Shape {
 struct Symbol {
   std::string name;
   std::string noun;  // of one element, such as "head"
-  bool conditional;  // 1 unless an array has a shape with it, where others are accepted, too
+  // Whether it is 1 unless an array has the second of two shapes, and only that one names it.
+  bool conditional;
 };
 
 // A word that a choice takes.

@@ -65,8 +65,11 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, std::vecto
     return std::count_if(arguments_.begin(), arguments_.end(), [&](const Argument& one) { return one.kind == kind; });
   };
   if (count(Kind::flag) + count(Kind::choice) > kMaxFlags || count(Kind::real) > kMaxArrays ||
-      count(Kind::integer) > kMaxArrays || symbols_.empty() || symbols_.size() > kMaxSymbols) {
-    throw std::invalid_argument("too many arguments that are no arrays, or too many symbols");
+      count(Kind::integer) > kMaxArrays) {
+    throw std::invalid_argument("too many arguments that are no arrays");
+  }
+  if (symbols_.size() > kMaxSymbols) {
+    throw std::invalid_argument("the first array names at most " + std::to_string(kMaxSymbols) + " dimensions");
   }
   if (!buckets_.empty() && (!std::is_sorted(buckets_.begin(), buckets_.end()) || buckets_.back() != kMostColumns)) {
     throw std::invalid_argument("buckets ascend to the largest number of columns");
@@ -200,7 +203,38 @@ std::shared_ptr<const Plan> Operator::plan(const Call& call, const Layout& layou
   std::shared_ptr<const Plan> found = plans_.find(key);
   if (found != nullptr) return found;
   const py::object made = ask(plan_, call, layout, columns);
-  return plans_.keep(key, made.cast<const Plan&>());
+  const Plan& plan = made.cast<const Plan&>();
+  check_plan(plan);
+  return plans_.keep(key, plan);
+}
+
+void Operator::check_plan(const Plan& plan) const {
+  const int arrays = static_cast<int>(arrays_.size()), symbols = static_cast<int>(symbols_.size());
+  const auto has_rows = [&](int array) { return array < arrays && arrays_[array].argument->shape_of >= 0; };
+  bool fits = plan.whole < symbols;
+  for (const Stage& stage : plan.stages) {
+    fits = fits && stage.per < symbols && (stage.rows_of < 0 || has_rows(stage.rows_of));
+    for (const FieldFill& field : stage.fields) {
+      fits = fits && field.index >= 0 && field.second >= 0 && field.second < kMaxSymbols;
+      switch (field.source) {
+        case Source::array_rows:
+          fits = fits && has_rows(field.index);
+          break;
+        case Source::size:
+        case Source::magic:
+        case Source::shift:
+        case Source::difference:
+          fits = fits && field.index < symbols;
+          break;
+        case Source::flag:
+          fits = fits && field.index < kMaxFlags;
+          break;
+        default:
+          fits = fits && field.index < kMaxArrays;
+      }
+    }
+  }
+  if (!fits) throw std::invalid_argument("a plan of arrays or symbols that " + name_ + " does not have");
 }
 
 PyObject* Operator::run(Call& call, Allocator& allocator, CUstream stream) {

@@ -44,6 +44,8 @@ class Operator {
   const Framework& framework(PyTypeObject* type, int array, const std::string& argument);
   void refuse_recorded_gradients(const Call& call, PyObject* is_grad_enabled) const;
   std::shared_ptr<const Plan> plan(const Call& call, const Layout& layout);
+  // Throws for a plan with numbers of what this operator does not have.
+  void check_plan(const Plan& plan) const;
   pybind11::object ask(PyObject* callback, const Call& call, const Layout& layout, int64_t columns) const;
   int64_t bucket_of(int64_t columns) const;
 
@@ -67,6 +69,7 @@ class Operator {
                        Layout& layout) const;
   void check_result_shape(const Call& call, const Array& array, Layout& layout) const;
   void check_counts(const Call& call, const Layout& layout) const;
+  std::string expected(const Shape& shape, const View& first, const Layout& layout) const;
   bool has_shape(const Shape& shape, const View& view, const View& first, const Layout& layout) const;
 
   // overlap.cpp: written arrays must not overlap any other, but for an output that is an input of rows, in place,

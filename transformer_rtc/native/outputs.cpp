@@ -41,17 +41,26 @@ class MadeShape {
       shape = first.shape;
       return;
     }
-    if (of.leading) sizes_.assign(first.shape, first.shape + first.ndim - 1);
-    for (const Size& size : of.sizes) sizes_.push_back(layout.value(size));
-    ndim = static_cast<int>(sizes_.size());
-    shape = sizes_.data();
+    if (!of.leading) {
+      ndim = static_cast<int>(of.sizes.size());
+      for (int i = 0; i < ndim; ++i) few_[i] = layout.value(of.sizes[i]);
+      shape = few_;
+      return;
+    }
+    many_.assign(first.shape, first.shape + first.ndim - 1);
+    many_.push_back(layout.value(of.sizes[0]));
+    ndim = first.ndim;
+    shape = many_.data();
   }
+  MadeShape(const MadeShape&) = delete;
+  MadeShape& operator=(const MadeShape&) = delete;
 
   int ndim;
   const int64_t* shape;
 
  private:
-  std::vector<int64_t> sizes_;
+  int64_t few_[kMaxSizes];
+  std::vector<int64_t> many_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 PlanTable::Key PlanTable::key_of(const Call& call, int variant, int64_t columns) {
@@ -29,8 +30,10 @@ std::shared_ptr<const Plan> PlanTable::find(const Key& key) {
   if (found == plans_.end()) return nullptr;
   found->second.looked_up = ++lookups_;
   last_key_ = key;
-  last_ = found->second.plan;
-  return last_;
+  std::shared_ptr<const Plan> plan = found->second.plan;
+  // The one before may end with this: a kernel that is unloaded lets other threads run, and these may come here.
+  std::shared_ptr<const Plan> before = std::exchange(last_, plan);
+  return plan;
 }
 
 std::shared_ptr<const Plan> PlanTable::keep(const Key& key, const Plan& plan) {

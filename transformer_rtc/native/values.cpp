@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "errors.hpp"
@@ -20,6 +21,12 @@ bool is_bool(PyObject* value) {
 // What a message says of a value.
 std::string shown(PyObject* value) {
   return py::module_::import("transformer_rtc.errors").attr("shown")(py::handle(value)).cast<std::string>();
+}
+
+std::string minimum_text(double minimum) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", minimum);
+  return text;
 }
 
 }  // namespace
@@ -78,7 +85,7 @@ double Operator::real_of(const Argument& argument, PyObject* value) const {
   if (argument.has_minimum && number < argument.minimum) {
     refuse(argument.called, argument.minimum == 0
                                 ? "must not be negative; it is " + shown(value)
-                                : "must be at least " + std::to_string(argument.minimum) + "; it is " + shown(value));
+                                : "must be at least " + minimum_text(argument.minimum) + "; it is " + shown(value));
   }
   return number;
 }
