@@ -28,7 +28,8 @@ WORKER = """
 import sys
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.kernel_manager import KernelManager
-from transformer_rtc.request import Request, declaration_of
+from transformer_rtc.declaration import declaration_of
+from transformer_rtc.request import Request
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16
 folder, keys = sys.argv[1], int(sys.argv[2])
 manager = KernelManager(DiskCache(folder))

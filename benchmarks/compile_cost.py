@@ -24,7 +24,8 @@ from tqdm import tqdm
 import transformer_rtc
 from transformer_rtc import compiler, sources, static
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.request import Request, declaration_of
+from transformer_rtc.declaration import declaration_of
+from transformer_rtc.request import Request
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,

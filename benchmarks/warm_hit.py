@@ -25,8 +25,9 @@ import transformer_rtc as t
 from transformer_rtc import _native
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import compiler_identity
+from transformer_rtc.declaration import declaration_of
 from transformer_rtc.device import Gpu
-from transformer_rtc.request import Request, declaration_of
+from transformer_rtc.request import Request
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, DeviceLimits, KernelSpec, Target
 
 MANY = 1000

@@ -32,12 +32,13 @@ from .spec import Field, KernelSpec, Params, TextSpec
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .manifest import ManifestEntry, record
+    from .manifest import ManifestEntry
+    from .recording import record
     from .warming import WarmupRecord, warmup
 
 freeze = manager.freeze
 # Imported when they are first used: most processes never do.
-_LATER = {"ManifestEntry": "manifest", "record": "manifest", "WarmupRecord": "warming", "warmup": "warming"}
+_LATER = {"ManifestEntry": "manifest", "record": "recording", "WarmupRecord": "warming", "warmup": "warming"}
 
 __all__ = [
     *_errors,
@@ -66,7 +67,7 @@ __all__ = [
 ]
 
 if _settings.record:
-    import_module(".manifest", __name__)
+    import_module(".recording", __name__)
 
 
 def __getattr__(name: str) -> object:

@@ -1,338 +1,47 @@
-"""What an operator declares: its arguments, and the shapes of its arrays in symbols. A leaf: no CUDA, no files."""
+"""What an operator is like, and what operators there are. A leaf: no CUDA, no files."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
 
-from .spec import DType
-
-if TYPE_CHECKING:
-    from .request import Family
+from .arguments import (
+    Argument,
+    Array,
+    Choice,
+    Flag,
+    Input,
+    Output,
+    OutputDType,
+    OutputWanted,
+    Shape,
+    size_of,
+)
+from .errors import ArgumentError
+from .request import Family, Request
 
 __all__ = [
-    "Argument",
-    "Array",
-    "Choice",
+    "MOST_COLUMNS",
     "Declaration",
-    "Flag",
-    "Input",
-    "Integer",
-    "Margin",
-    "Output",
-    "OutputDType",
-    "OutputWanted",
-    "Real",
-    "Result",
-    "Shape",
-    "Size",
-    "Stream",
-    "Update",
+    "check_request",
+    "columns_of",
+    "declaration_of",
+    "declarations",
+    "declare",
+    "operator_names",
 ]
 
+# The most columns of a row.
+MOST_COLUMNS = 1 << 30
 
-# ---- Shapes ----------------------------------------------------------------------------------------------------------
+# What fields of parameters call other things of a launch than arguments and dimensions.
+RESERVED = frozenset(
+    ("rows", "groups", "workspace", "partials", "row_partials", "sharers", "inner_count", "inner_magic", "inner_shift")
+)
 
 
-class Size(NamedTuple):
-    """A dimension: a symbol's value times a number, or where there is no symbol, the number."""
-
-    multiple: int
-    symbol: str
-
-    def __str__(self) -> str:
-        if not self.symbol:
-            return str(self.multiple)
-        return self.symbol if self.multiple == 1 else f"{self.multiple}*{self.symbol}"
-
-
-class Shape(NamedTuple):
-    """A shape in symbols.
-
-    Attributes
-    ----------
-    leading : bool
-        Whether it begins with all dimensions of the operator's first array but the last one.
-    sizes : tuple of Size
-        What follows.
-    """
-
-    leading: bool
-    sizes: tuple[Size, ...]
-
-    def __str__(self) -> str:
-        return f"[{', '.join((*(['...'] if self.leading else []), *map(str, self.sizes)))}]"
-
-
-_SIZE = re.compile(r"(?:(\d+)\*)?([a-z]\w*)|(\d+)")
-
-
-def _size(text: str) -> Size:
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is no dimension; such are columns, 2*columns and 4")
-    multiple, symbol, number = found.groups()
-    return Size(int(multiple or 1), symbol) if symbol else Size(int(number), "")
-
-
-# What messages call one element of a dimension, where it is not the name without its last letter.
-_NOUNS = {"hidden": "column", "queries": "query"}
-
-
-def noun(symbol: str) -> str:
-    """Return what a message calls one element of a dimension."""
-    return _NOUNS.get(symbol, symbol.removesuffix("s"))
-
-
-# ---- Arguments -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument of an operator's call.
-
-    Attributes
-    ----------
-    name : str
-        In requests and kernels' parameters.
-    called : str
-        What the user's function calls it, if that is not `name`.
-    doc : str
-        What the function's documentation says of it.
-    """
-
-    name: str
-    _: KW_ONLY
-    called: str = ""
-    doc: str = ""
-
-    @property
-    def keyword(self) -> str:
-        """What the user's function calls it."""
-        return self.called or self.name
-
-    @property
-    def default(self) -> object:
-        """Its default in the user's function; `Ellipsis`: there is none."""
-        return None
-
-
-@dataclass(frozen=True)
-class Array(Argument):
-    """An array: an input, an output, or what else a kernel gets a pointer to.
-
-    Attributes
-    ----------
-    shape : str
-        Dimensions in symbols, such as ``"... heads columns"``, ``"... 2*columns"``, ``"heads"``. Three dots are all
-        dimensions of the operator's first array but its last; in the first array's own shape, the names behind them
-        name its last dimensions. ``"columns | heads columns"``: one of two, the same for all arrays that have two.
-        ``"() | 1"``: one element.
-    dtypes : tuple of DType
-        What it may hold.
-    """
-
-    shape: str
-    dtypes: tuple[DType, ...]
-
-
-@dataclass(frozen=True)
-class Input(Array):
-    """An array that is read.
-
-    Attributes
-    ----------
-    optional : bool
-        Whether it may be None.
-    broadcast : bool
-        Whether its dimensions before the last may be 1, or missing.
-    usual : bool
-        Whether a warm-up takes it to be there, if it is optional.
-    usual_dtype : DType or None
-        The data type that a warm-up takes it to have; None: that of the others, or the only one that it may have.
-    """
-
-    _: KW_ONLY
-    optional: bool = False
-    broadcast: bool = False
-    usual: bool = False
-    usual_dtype: DType | None = None
-
-    @property
-    def default(self) -> object:
-        return None if self.optional else ...
-
-
-@dataclass(frozen=True)
-class Output(Array):
-    """An array that is written and returned: the caller's, or one that is allocated.
-
-    Attributes
-    ----------
-    like : str
-        The earlier array whose data type it has by default; empty, or where that is None: the first one's.
-    returned : str
-        What the documentation calls what is returned.
-    returned_doc : str
-        What the documentation says of that.
-    """
-
-    _: KW_ONLY
-    like: str = ""
-    returned: str = ""
-    returned_doc: str = ""
-
-
-@dataclass(frozen=True)
-class Update(Array):
-    """An array that is read and written in place, if it is given."""
-
-
-@dataclass(frozen=True)
-class Result(Array):
-    """An array that is allocated and returned where it is asked for, by a bool of the user's function.
-
-    Attributes
-    ----------
-    like : str
-        The earlier array whose data type it has by default.
-    shape_of : str
-        The earlier array whose shape it has, where that is broadcast.
-    wanted_with : str
-        By default it is returned where this array is given; empty: it is not.
-    rereads : bool
-        Whether a launch behind the one that writes the outputs reads the inputs for it.
-    returned_doc : str
-        What the documentation says of what is returned.
-    """
-
-    _: KW_ONLY
-    like: str = ""
-    shape_of: str = ""
-    wanted_with: str = ""
-    rereads: bool = False
-    returned_doc: str = ""
-
-    @property
-    def keyword(self) -> str:
-        return self.called or f"return_{self.name}"
-
-    @property
-    def default(self) -> object:
-        return None if self.wanted_with else False
-
-
-@dataclass(frozen=True)
-class OutputDType(Argument):
-    """The data type of outputs and results."""
-
-    dtypes: tuple[DType, ...]
-    of: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class OutputWanted(Argument):
-    """Whether outputs are made and returned."""
-
-    of: tuple[str, ...]
-
-    @property
-    def default(self) -> object:
-        return True
-
-
-@dataclass(frozen=True)
-class Real(Argument):
-    """A number that is finite in float32."""
-
-    value: float
-    _: KW_ONLY
-    minimum: float | None = None
-
-    @property
-    def default(self) -> object:
-        return self.value
-
-
-@dataclass(frozen=True)
-class Integer(Argument):
-    """An integer of 32 bits; None is 0.
-
-    Attributes
-    ----------
-    minimum, largest : int
-        A smaller one is refused; a larger one is taken for `largest`.
-    noun : str
-        What it is, in messages.
-    needs : str
-        The choice without which it may not be given.
-    needs_words : str
-        What messages call that.
-    """
-
-    _: KW_ONLY
-    minimum: int = -(2**31)
-    largest: int = 2**31 - 1
-    noun: str = "an integer of 32 bits"
-    needs: str = ""
-    needs_words: str = ""
-
-
-@dataclass(frozen=True)
-class Flag(Argument):
-    """A bool on which it depends which kernels there are."""
-
-    @property
-    def default(self) -> object:
-        return False
-
-
-class Equal(NamedTuple):
-    """Two symbols that must have one value, and what a message says where they have not."""
-
-    first: str
-    second: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Choice(Argument):
-    """One of some words, or None: a flag, which is set where a word is given.
-
-    Attributes
-    ----------
-    words : mapping of str to Equal or None
-        Each word, and what it asks of the arrays' shapes.
-    """
-
-    words: Mapping[str, Equal | None]
-
-
-@dataclass(frozen=True)
-class Margin(Argument):
-    """How many multiprocessors to leave free."""
-
-    name: str = "sm_margin"
-
-    @property
-    def default(self) -> object:
-        return 0
-
-
-@dataclass(frozen=True)
-class Stream(Argument):
-    """The stream."""
-
-    name: str = "stream"
-
-
-# ---- Declarations ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Declaration:
     """An operator, and the user's function that calls it: all that is said of both is said here.
 
@@ -351,6 +60,8 @@ class Declaration:
     buckets : sequence of int
         Numbers of columns, ascending to the largest that there may be: rows of up to one of them have the same kernels,
         which are asked for with it. Empty: each number of columns has its own.
+    nouns : mapping of str to str
+        What messages call one element of a dimension, where it is not the dimension's name without its last letter.
     alias_of : str
         The operator whose kernels it asks for, of a function that calls the same arguments by other names.
     """
@@ -362,7 +73,16 @@ class Declaration:
     positional: tuple[str, ...]
     summary: str = ""
     buckets: Sequence[int] = ()
+    nouns: Mapping[str, str] = field(default_factory=dict)
     alias_of: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.arguments or not isinstance(self.arguments[0], Input) or self.arguments[0].optional:
+            raise ValueError(f"{self.name}: the first argument is an array of rows that must be given")
+        taken = [*self.symbols, *(argument.name for argument in self.arguments if not isinstance(argument, Array))]
+        for name in taken:
+            if name in RESERVED or taken.count(name) > 1:
+                raise ValueError(f"{self.name}: {name} names something else already")
 
     @property
     def operator(self) -> str:
@@ -382,7 +102,7 @@ class Declaration:
     @cached_property
     def symbols(self) -> tuple[str, ...]:
         """The names of the first array's last dimensions, from the last one on."""
-        return tuple(_size(word).symbol for word in reversed(self.arrays[0].shape.split()) if word != "...")
+        return tuple(size_of(word).symbol for word in reversed(self.arrays[0].shape.split()) if word != "...")
 
     @cached_property
     def conditional(self) -> frozenset[str]:
@@ -390,6 +110,17 @@ class Declaration:
         named = [size.symbol for array in self.arrays[1:] for shape in self.shapes(array)[:1] for size in shape.sizes]
         also = [size.symbol for array in self.arrays[1:] for shape in self.shapes(array)[1:] for size in shape.sizes]
         return frozenset(also).difference(named, self.symbols[:1])
+
+    def noun(self, symbol: str) -> str:
+        """Return what messages call one element of a dimension."""
+        return self.nouns.get(symbol, symbol.removesuffix("s"))
+
+    @property
+    def most_columns(self) -> int:
+        """The most columns that an operator's rows may have, of which an array may have several times as many."""
+        of_rows = (shape for array in self.arrays for shape in self.shapes(array) if shape.leading and shape.sizes)
+        widths = [shape.sizes[0] for shape in of_rows]
+        return MOST_COLUMNS // max(size.multiple for size in widths if size.symbol)
 
     def argument(self, name: str) -> Argument:
         """Return an argument by its name."""
@@ -399,6 +130,10 @@ class Declaration:
         """Return the argument that says an output's data type, or whether it is wanted."""
         return next((one for one in self.arguments if isinstance(one, kind) and array in one.of), None)
 
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[Shape, ...]]:
+        return {array.name: self._read(array) for array in self.arrays}
+
     def shapes(self, array: Array) -> tuple[Shape, ...]:
         """Return the shapes that an array may have.
 
@@ -407,18 +142,23 @@ class Declaration:
         ValueError
             If one names what the first array does not have.
         """
+        return self._shapes[array.name]
+
+    def _read(self, array: Array) -> tuple[Shape, ...]:
         leading = list(reversed(self.symbols[1:]))
         found = []
         for text in array.shape.split(" | "):
             words = [] if text == "()" else text.split()
             starts = words[:1] == ["..."]
-            sizes = [_size(word) for word in words[starts:]]
-            if starts:
-                # The names of leading dimensions are no more of them.
-                while sizes and sizes[0].symbol in leading and sizes[0].multiple == 1:
-                    del sizes[0]
-            if any(size.symbol and size.symbol not in self.symbols for size in sizes):
-                raise ValueError(f"{self.name}: {array.name} has the shape {text!r}, of dimensions that no array names")
+            if starts and leading and words[1 : 1 + len(leading)] == leading:
+                del words[1 : 1 + len(leading)]  # they name what the dots are
+            sizes = [size_of(word) for word in words[starts:]]
+            known = self.symbols[:1] if starts else self.symbols
+            if any(size.symbol and size.symbol not in known for size in sizes):
+                raise ValueError(
+                    f"{self.name}: {array.name} has the shape {text!r}; the dots are all dimensions of "
+                    f"{self.arrays[0].name} {self.arrays[0].shape!r} but the last, and no others have names"
+                )
             found.append(Shape(starts, tuple(sizes)))
         return tuple(found)
 
@@ -438,7 +178,9 @@ class Declaration:
         """The optional arrays that the user's function must be given, though perhaps as None."""
         return tuple(a.name for a, default in self.signature if isinstance(a, Input) and a.optional and default is ...)
 
-    def alias(self, name: str, summary: str, positional: Sequence[str] = (), **called: Argument) -> Declaration:
+    def alias(
+        self, name: str, summary: str, positional: Sequence[str] = (), called: Mapping[str, Argument] | None = None
+    ) -> Declaration:
         """Return a function that asks for the same kernels.
 
         Parameters
@@ -449,14 +191,85 @@ class Declaration:
             What its documentation begins with.
         positional : sequence of str
             As `Declaration` has it; by default as here.
-        **called : Argument
+        called : mapping of str to Argument, optional
             Arguments that are called or documented otherwise, by their names.
         """
+        others = called or {}
         return replace(
             self,
             name=name,
             alias_of=self.name,
             summary=summary,
-            arguments=tuple(called.get(argument.name, argument) for argument in self.arguments),
+            arguments=tuple(others.get(argument.name, argument) for argument in self.arguments),
             positional=tuple(positional) or self.positional,
         )
+
+
+# ---- What operators there are ----------------------------------------------------------------------------------------
+
+_declarations: dict[str, Declaration] = {}
+
+
+def declare(declaration: Declaration) -> None:
+    """Add an operator to those that there are."""
+    _declarations[declaration.name] = declaration
+
+
+def declarations() -> dict[str, Declaration]:
+    """Return every public function's declaration by its name, those that call another one's operator included."""
+    return dict(_declarations)
+
+
+def declaration_of(operator: str) -> Declaration:
+    """Return an operator's declaration."""
+    return _declarations[operator]
+
+
+def operator_names() -> list[str]:
+    """Return the names of all operators, without functions that call another one's."""
+    return [name for name, declaration in _declarations.items() if not declaration.alias_of]
+
+
+def columns_of(operator: str, columns: int) -> int:
+    """Return with which number of columns rows of so many are asked for.
+
+    Raises
+    ------
+    ArgumentError
+        If no row may have so many.
+    """
+    most = declaration_of(operator).most_columns
+    if not 1 <= columns <= most:
+        raise ArgumentError(f"{operator}: a hidden size is {columns}; it must be from 1 to {most}")
+    return next((bucket for bucket in declaration_of(operator).buckets if bucket >= columns), columns)
+
+
+def _of_heads(declaration: Declaration) -> list[Array]:
+    """Return the inputs that may have one of two shapes, the second with one row for each head."""
+    two = (array for array in declaration.arrays if isinstance(array, Input))
+    return [array for array in two if len(declaration.shapes(array)) > 1 and declaration.shapes(array)[0].sizes]
+
+
+def check_request(request: Request) -> None:
+    """Refuse what no call of the operator could ask for.
+
+    Raises
+    ------
+    ArgumentError
+        If it is so.
+    """
+    name = request.operator
+    declaration = declaration_of(name)
+    for array in declaration.arrays:
+        dtype = request.dtypes[array.name]
+        if dtype is None:
+            required = isinstance(array, Input) and not array.optional
+            if required or (isinstance(array, Output) and not declaration.about(OutputWanted, array.name)):
+                raise ArgumentError(f"{name}: {array.name} must have a data type")
+        elif dtype not in array.dtypes:
+            accepted = ", ".join(other.name for other in array.dtypes)
+            raise ArgumentError(f"{name}: {array.name} must be one of {accepted}; it is {dtype.name}")
+    of_heads = _of_heads(declaration)
+    if request.per_head and not any(request.dtypes[array.name] for array in of_heads):
+        names = " or ".join(f"a {array.name}" for array in of_heads) or "an array of which there is none here"
+        raise ArgumentError(f"{name}: per_head needs {names}, which each head has of its own")

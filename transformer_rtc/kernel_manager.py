@@ -296,7 +296,7 @@ class KernelManager:
             try:
                 return self.image(spec, target)
             except UnexpectedCompileError as error:
-                from .request import line
+                from .manifest import line
 
                 raise error.asked_by(line(spec)) from None
 

@@ -86,7 +86,7 @@ class Function(Protocol):
 
 
 class KernelDevice(Protocol):
-    """What a kernel asks of its device: a `transformer_rtc.device.Device`, which is made of kernels."""
+    """What a kernel asks of its device. `transformer_rtc.device.Device` has it, and imports this module."""
 
     @property
     def given(self) -> int | SimulatedDevice: ...

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _native, arrays, select, usage
-from .declaration import (
+from .arguments import (
     Argument,
     Array,
     Choice,
-    Declaration,
     Flag,
     Input,
     Integer,
@@ -24,17 +23,16 @@ from .declaration import (
     Shape,
     Stream,
     Update,
-    noun,
 )
+from .declaration import Declaration, declare
 from .device import Device
 from .errors import LaunchError, UnexpectedCompileError
-from .function import make
 from .kernel_manager import manager
 from .launch import Kernel, LaunchConfig
-from .request import Asked, LaunchRule, Request, declare, line
+from .request import Asked, LaunchRule, Request
 from .spec import DTYPES, Params
 
-__all__ = ["Operator", "native_operator", "public"]
+__all__ = ["Operator", "native_operator", "register"]
 
 _KINDS = {
     Input: _native.Kind.INPUT,
@@ -67,9 +65,9 @@ def _words(declaration: Declaration, shape: Shape, other: Shape | None) -> str:
     if len(shape.sizes) == 1 and shape.sizes[0].multiple == 1:
         (size,) = shape.sizes
         named = "" if size.symbol == declaration.symbols[0] else f" [{', '.join(first.shape.split())}]"
-        return f"one element for each {noun(size.symbol)} of {first.keyword}{named}"
+        return f"one element for each {declaration.noun(size.symbol)} of {first.keyword}{named}"
     if other is not None and shape.sizes[1:] == other.sizes:
-        return f"such a row for each {noun(shape.sizes[0].symbol)}"
+        return f"such a row for each {declaration.noun(shape.sizes[0].symbol)}"
     return ""
 
 
@@ -131,7 +129,7 @@ def native_operator(
     return _native.Operator(
         declaration.name,
         [native_argument(declaration, argument) for argument in declaration.arguments],
-        [_native.Symbol(name, noun(name), name in declaration.conditional) for name in declaration.symbols],
+        [_native.Symbol(name, declaration.noun(name), name in declaration.conditional) for name in declaration.symbols],
         plan,
         check,
         slow_call,
@@ -200,6 +198,8 @@ class Operator:
             try:
                 loaded = manager.get_all([spec for spec, _ in stages], device)
             except UnexpectedCompileError as error:
+                from .manifest import line
+
                 raise error.asked_by(line(wanted)) from None
             try:
                 return self._native_plan(
@@ -259,9 +259,9 @@ class Operator:
     def _fill(self, source: str, offset: int) -> tuple[_native.Source, int, int, int]:
         """Return what fills a field, and with which array, value or symbol.
 
-        ``"x.data"`` is the pointer of the array x, ``"mask.heads_stride"`` a broadcast array's stride along a
-        dimension, ``"eps"`` a number of the call, ``"heads"`` a dimension's size, ``"heads_magic"`` what divides by it,
-        ``"keys - queries"`` a difference of two sizes, ``"columns"`` the last dimension, ``"rows"`` their number.
+        ``"x.data"`` is the pointer of the array x, ``"x.heads_stride"`` a broadcast array's stride along a dimension,
+        ``"eps"`` a number of the call, ``"heads"`` a dimension's size, ``"heads_magic"`` what divides by it,
+        ``"columns - heads"`` a difference of two sizes, ``"columns"`` the last dimension, ``"rows"`` their number.
         """
         owner, _, what = source.rpartition(".")
         if owner:
@@ -310,15 +310,21 @@ def _launch_config(kernel: Kernel, rule: LaunchRule) -> LaunchConfig:
     )
 
 
-def public(declaration: Declaration, module: str) -> Callable[..., Any]:
-    """Make an operator of a declaration, and return the user's function.
+def register(declaration: Declaration, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """Add an operator to those that there are, and return its call.
 
     Parameters
     ----------
     declaration : Declaration
         What it is like.
-    module : str
-        The module that the function belongs to.
+    namespace : dict
+        Of the module of the user's function, which calls ``_`` and the operator's name, with all arguments in the order
+        of the declaration. The native operator is made by the first call: a process uses few of those that there are.
     """
     declare(declaration)
-    return make(declaration, Operator(declaration).call, module)
+
+    def first(*values: Any) -> Any:
+        call = namespace[f"_{declaration.name}"] = Operator(declaration).call
+        return call(*values)
+
+    return first

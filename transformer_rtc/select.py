@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 from . import _native, compiler, static
 from .arrays import HOST
+from .declaration import declarations
 from .device import Device, device_limits, device_of, is_simulated
 from .errors import (
     ArgumentError,
@@ -18,7 +20,6 @@ from .errors import (
     StaticKernelError,
     shown,
 )
-from .request import declarations
 from .settings import settings
 from .simulator import SimulatedDevice
 
@@ -66,6 +67,14 @@ def is_static(implementation: int, on: Device) -> bool:
     return on.static or implementation == _STATIC
 
 
+def _level_of_caller() -> int:
+    """Return how many frames the function that asks is below the first one outside of the package."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    return level + 1
+
+
 def simulating_on_host() -> contextlib.AbstractContextManager[None] | None:
     """Return the context in which arrays of the host are simulated; None: they are staged through a GPU.
 
@@ -94,7 +103,7 @@ def simulating_on_host() -> contextlib.AbstractContextManager[None] | None:
                 f"transformer_rtc runs its kernels on the CPU, in a simulator that is made for correctness and not for "
                 f"speed: {error}. TRANSFORMER_RTC_SIMULATE=1 asks for it without this warning",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=_level_of_caller(),
             )
         return using("simulator")
     return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 __all__ = ["asked", "observe", "observers"]
 
-# In the order in which it was needed: what manifest.py makes entries of. The last ones, as a process may run for days.
+# In the order in which it was needed: what recording.py makes entries of. The last ones, as a process may run for days.
 asked: deque[object] = deque(maxlen=4096)
 observers: list[Callable[[object], None]] = []
 

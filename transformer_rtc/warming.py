@@ -11,35 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _native, manifest
+from .arguments import Argument, Array, Choice, Flag, Input, Margin, OutputDType, OutputWanted, Result, Update
 from .arrays import dtype_id
 from .checks import check_flag, is_integer
-from .declaration import (
-    Argument,
-    Array,
-    Choice,
-    Declaration,
-    Flag,
-    Input,
-    Margin,
-    OutputDType,
-    OutputWanted,
-    Result,
-    Update,
-)
+from .declaration import Declaration, check_request, columns_of, declaration_of, declarations, operator_names
 from .device import device_limits
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .kernel_manager import KernelManager, manager
-from .request import (
-    Asked,
-    ManifestEntry,
-    Request,
-    check_request,
-    columns_of,
-    declaration_of,
-    declarations,
-    line,
-    operator_names,
-)
+from .manifest import ManifestEntry, line
+from .request import Asked, Request
 from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
 
 __all__ = ["WarmupRecord", "argument_names", "warmup"]

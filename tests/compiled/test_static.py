@@ -8,7 +8,7 @@ import pytest
 from kernels import INFO_PARAMETER_BYTES, general_kernels, kernel_info
 
 from transformer_rtc import static
-from transformer_rtc.request import declarations
+from transformer_rtc.declaration import declarations
 from transformer_rtc.spec import ARCHITECTURES
 
 FAMILIES = {declaration.family.name for declaration in declarations().values()}

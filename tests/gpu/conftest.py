@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import make_api
 import pytest
 from cases import FAMILY
 from frameworks import Torch
@@ -16,9 +17,9 @@ from rigs import Renamed, Rig
 import transformer_rtc
 from transformer_rtc import device_limits, operator, sources, static
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.function import make
+from transformer_rtc.declaration import declaration_of, declarations
 from transformer_rtc.kernel_manager import KernelManager
-from transformer_rtc.request import LaunchRule, declaration_of, declarations
+from transformer_rtc.request import LaunchRule
 
 KEPT = 1 << 30  # bytes that torch may keep for later tests
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory to the others
@@ -113,7 +114,7 @@ def limited(request):
         pytest.skip(f"this device has no clusters of {request.param}")
     family = Limited(request.param)
     declaration = dataclasses.replace(declaration_of("rms_norm"), family=family)
-    function = make(declaration, operator.Operator(declaration).call, __name__)
+    function = make_api.function_of(declaration, operator.Operator(declaration).call)
 
     def call(x, weight, out=None, rstd=False):
         return function(x, weight, out=out, return_rstd=rstd)
@@ -147,5 +148,5 @@ def without_plans(monkeypatch):
     for name, declaration in declarations().items():
         if declaration.family is FAMILY:
             function = getattr(transformer_rtc, name)
-            monkeypatch.setitem(function.__globals__, "call", operator.Operator(declaration).call)
+            monkeypatch.setitem(function.__globals__, f"_{name}", operator.Operator(declaration).call)
     yield

@@ -11,8 +11,8 @@ from reference import assert_within
 from softmax_checks import DIVIDED, FLOATS, OF_TYPES, TABLES, at, bits, call, calls_of, held, poisoned, simulated
 
 from transformer_rtc import arrays, select, softmax
+from transformer_rtc.declaration import declaration_of
 from transformer_rtc.operator import Operator, native_operator
-from transformer_rtc.request import declaration_of
 from transformer_rtc.spec import BFLOAT16, FLOAT32
 
 pytestmark = pytest.mark.usefixtures("kernels", poisoned.__name__)
@@ -132,7 +132,7 @@ def test_a_new_length_in_a_bucket_makes_no_plan(monkeypatch, rng):
         operator._check,
         lambda values: arrays.call(native, declaration, values, select.simulating_on_host),
     )
-    monkeypatch.setitem(softmax.__globals__, "call", native.entry())
+    monkeypatch.setitem(softmax.__globals__, "_softmax", native.entry())
     for columns in (65, 100, 256, 257, 100, 512):
         call(simulated(static=True), "softmax", expected.drawn(rng, (2, columns), FLOAT32))
     assert asked == [128, 256, 512]

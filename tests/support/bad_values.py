@@ -17,8 +17,7 @@ import numpy as np
 
 import transformer_rtc
 from transformer_rtc import Field, LaunchConfig, SimulatedDevice, TextSpec, _native
-from transformer_rtc.cache import DiskCache
-from transformer_rtc.declaration import (
+from transformer_rtc.arguments import (
     Argument,
     Array,
     Choice,
@@ -32,8 +31,9 @@ from transformer_rtc.declaration import (
     Stream,
     Update,
 )
+from transformer_rtc.cache import DiskCache
+from transformer_rtc.declaration import declaration_of, declarations
 from transformer_rtc.errors import shown
-from transformer_rtc.request import declaration_of, declarations
 from transformer_rtc.spec import DTYPES, Target
 
 DEVICE = SimulatedDevice(static=True)

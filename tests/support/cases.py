@@ -7,9 +7,10 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from transformer_rtc.declaration import declaration_of
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.general import GeneralSpec
-from transformer_rtc.request import LaunchRule, Request, StaticKernel, declaration_of
+from transformer_rtc.request import LaunchRule, Request, StaticKernel
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,

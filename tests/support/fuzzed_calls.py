@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import NUMPY_TYPES, Expected
 
+from transformer_rtc.declaration import declarations
 from transformer_rtc.errors import TransformerRtcError
-from transformer_rtc.request import declarations
 from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 FLOATS = [NUMPY_TYPES[dtype] for dtype in (FLOAT32, FLOAT16, BFLOAT16)]

@@ -15,13 +15,14 @@ from cases import BACKWARD, CASES, Case, division_of, scaled_rows
 
 from transformer_rtc import compiler, sources
 from transformer_rtc.cache import digest
+from transformer_rtc.declaration import declaration_of
 from transformer_rtc.errors import CompileError
 from transformer_rtc.ops.general import general_program
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.softmax import general as softmax_general
 from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
-from transformer_rtc.request import LaunchRule, Request, declaration_of
+from transformer_rtc.request import LaunchRule, Request
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,

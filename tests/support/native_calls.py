@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from transformer_rtc import _native
-from transformer_rtc.declaration import (
+from transformer_rtc.arguments import (
     Argument,
     Array,
-    Declaration,
     Input,
     Margin,
     Output,
@@ -23,8 +22,8 @@ from transformer_rtc.declaration import (
     Stream,
     Update,
 )
+from transformer_rtc.declaration import Declaration, declaration_of
 from transformer_rtc.operator import native_operator
-from transformer_rtc.request import declaration_of
 from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 BASE = 1 << 32  # an address, far from others
@@ -42,7 +41,7 @@ EVERY_KIND = (
     OutputDType("out_dtype", OUTPUTS, ("out",)), Update("amax", ONE_ELEMENT, (FLOAT32,)),
     Result("rstd", "...", (FLOAT32,)), Result("dweight", COLUMNS, FLOATS, like="weight"),
     Result("dbias", COLUMNS, FLOATS, like="bias"), OutputDType("grad_dtype", FLOATS, ("dweight", "dbias")),
-    Margin(), Stream(),
+    Margin("sm_margin"), Stream("stream"),
 )  # fmt: skip
 
 

@@ -19,12 +19,13 @@ from frameworks import Framework, Guarded, bits
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, using
+from transformer_rtc.declaration import declaration_of
 from transformer_rtc.device import Gpu
 from transformer_rtc.operator import Operator
 from transformer_rtc.ops.norm.backward import BackwardSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
-from transformer_rtc.request import LaunchRule, declaration_of
+from transformer_rtc.request import LaunchRule
 from transformer_rtc.spec import ARCHITECTURES, DType
 
 EVERY_ARCHITECTURE = tuple(ARCHITECTURES)
@@ -235,7 +236,7 @@ def configured(operator: str, config: NormConfig) -> Iterator[None]:
     """Have an operator divide its rows by one configuration."""
     made = Operator(dataclasses.replace(declaration_of(operator), family=Configured(config, operator)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(getattr(transformer_rtc, operator).__globals__, "call", made.call)
+        patch.setitem(getattr(transformer_rtc, operator).__globals__, f"_{operator}", made.call)
         yield
 
 

@@ -19,11 +19,10 @@ from rigs import Rig
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, using
 from transformer_rtc.arrays import simulated as simulated_calls
+from transformer_rtc.declaration import declarations
 from transformer_rtc.operator import Operator
-from transformer_rtc.ops.softmax import api as module
 from transformer_rtc.ops.softmax import family
 from transformer_rtc.ops.softmax.heuristics import SoftmaxConfig
-from transformer_rtc.request import declarations
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32, DType
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
@@ -120,8 +119,8 @@ def configured(config: SoftmaxConfig) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(family, "configure", configure)
         for name, declaration in declarations().items():
-            if declaration.family is module._FAMILY:
-                patch.setitem(getattr(transformer_rtc, name).__globals__, "call", Operator(declaration).call)
+            if declaration.family.name == "softmax":
+                patch.setitem(getattr(transformer_rtc, name).__globals__, f"_{name}", Operator(declaration).call)
         yield
 
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformer_rtc import request
-from transformer_rtc.declaration import Declaration, Input, Output, OutputDType, Result, Stream
-from transformer_rtc.operator import public
+import make_api
+
+from transformer_rtc import declaration
+from transformer_rtc.arguments import Input, Output, OutputDType, Result, Stream
+from transformer_rtc.declaration import Declaration
 from transformer_rtc.request import LaunchRule, Request, StaticKernel
 from transformer_rtc.spec import FLOAT32, DeviceLimits, Field, KernelSpec, TextSpec
 
@@ -71,7 +73,7 @@ DECLARATION = Declaration(
         Output("out", "... columns", (FLOAT32,), doc="Where y is written.", returned="y", returned_doc="The products."),
         OutputDType("out_dtype", (FLOAT32,), ("out",), doc="Of y where `out` is not given."),
         Result("widest", "... 3*columns", (FLOAT32,), doc="Whether to return a wider array, too."),
-        Stream(doc="The stream."),
+        Stream("stream", doc="The stream."),
     ),
     positional=("x",),
     summary="Return the product of the two halves of each row.",
@@ -82,6 +84,6 @@ DECLARATION = Declaration(
 def on_trial() -> Iterator[Callable[..., Any]]:
     """Have the operator among those that there are; yield the user's function."""
     try:
-        yield public(DECLARATION, __name__)
+        yield make_api.function_of(DECLARATION)
     finally:
-        del request._declarations[DECLARATION.name]
+        del declaration._declarations[DECLARATION.name]

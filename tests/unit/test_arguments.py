@@ -18,8 +18,8 @@ from native_calls import view as any_view
 
 import transformer_rtc
 from transformer_rtc import SimulatedDevice, rms_norm, select, using
+from transformer_rtc.declaration import declaration_of, declarations
 from transformer_rtc.errors import AllocationError, ArgumentError, DriverNotFoundError
-from transformer_rtc.request import declaration_of, declarations
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
 
 HEADS = (6, 4, 64)
@@ -152,7 +152,7 @@ def test_a_call_of_another_number_of_arguments_is_refused():
         expected = len(declaration.arguments)
         for count in (0, 1, expected - 1, expected + 1):
             with pytest.raises(ArgumentError, match=f"^{name}: {expected} arguments expected, {count} given"):
-                getattr(transformer_rtc, name).__globals__["call"](*[None] * count)
+                getattr(transformer_rtc, name).__globals__[f"_{name}"](*[None] * count)
 
 
 # ---- What is accepted ------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_function_passes_each_argument_on_in_its_place(name, monkeypatch):
     parameters = inspect.signature(function).parameters
     assert parameters.keys() == {argument.keyword for argument in declaration.arguments}
     passed: list[Any] = []
-    monkeypatch.setitem(function.__globals__, "call", lambda *arguments: passed.extend(arguments))
+    monkeypatch.setitem(function.__globals__, f"_{name}", lambda *arguments: passed.extend(arguments))
     function(**{keyword: f"the {keyword}" for keyword in parameters})
     assert passed == [f"the {argument.keyword}" for argument in declaration.arguments]
 

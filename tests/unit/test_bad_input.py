@@ -15,10 +15,10 @@ from native_calls import BASE, required_views
 
 import transformer_rtc
 from transformer_rtc import Kernel, KernelManager, SimulatedDevice, archive, operator, using
+from transformer_rtc.arguments import Stream
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.declaration import Stream
+from transformer_rtc.declaration import declaration_of, operator_names
 from transformer_rtc.errors import ArgumentError, shown
-from transformer_rtc.request import declaration_of, operator_names
 
 
 def hold_refused(call: Callable[[], object], message: str) -> None:

@@ -8,11 +8,11 @@ import random
 import pytest
 from cases import CASES, NORMS, Case, draw
 
+from transformer_rtc.declaration import MOST_COLUMNS
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.backward import FinishSpec
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.norm.heuristics import RESERVED_SHARED, configure, configure_backward
-from transformer_rtc.request import MOST_COLUMNS
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32
 
 TWO_TYPES = pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32), ids=lambda dtype: dtype.symbol)

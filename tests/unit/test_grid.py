@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from native_calls import BASE, FLOATS, PLACES, Launch, Recorder, arrays_of, view
 
 from transformer_rtc import _native
-from transformer_rtc.declaration import Input, Output, Result
+from transformer_rtc.arguments import Input, Output, Result
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import BFLOAT16, FLOAT16
 

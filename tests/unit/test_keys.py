@@ -17,15 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_rtc import _native, compiler, sources
+from transformer_rtc.arguments import Input
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.declaration import Input
+from transformer_rtc.declaration import declaration_of
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.ops.norm.backward import BackwardSpec, FinishSpec
 from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
-from transformer_rtc.request import Request, declaration_of
+from transformer_rtc.request import Request
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,

@@ -7,7 +7,6 @@ test_overlap.py.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import itertools
 import math
 import struct
@@ -21,8 +20,18 @@ from native_calls import EVERY_KIND, FLOATS, ONE, PLACES, Recorder, arrays_of, d
 from native_calls import ROWS as OF_ROWS
 
 from transformer_rtc import KernelManager, SimulatedDevice, _native, arrays, operator, rms_norm, using
+from transformer_rtc.arguments import (
+    Choice,
+    Equal,
+    Flag,
+    Input,
+    Integer,
+    Output,
+    OutputDType,
+    Real,
+    Result,
+)
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.declaration import Input, Output, Real
 from transformer_rtc.errors import ArgumentError, LaunchError
 from transformer_rtc.operator import native_operator
 from transformer_rtc.request import LaunchRule, Request
@@ -136,16 +145,110 @@ def test_plans_and_operators_that_cannot_be_are_refused():
         _native.Stage(launcher, ONE, ONE, 0, False, [(Source.DATA, 512, 0, 0)])
     x, more = EVERY_KIND[0], [Input(f"x{i}", OF_ROWS, FLOATS) for i in range(12)]
     Recorder((x, *more[:11]))
-    optional = dataclasses.replace(x, optional=True)
-    for arguments in ((x, *more), (optional,), (Real("eps", 1.0), x), (Output("y", OF_ROWS, FLOATS),)):
-        with pytest.raises(ValueError, match="first argument is an array of rows, and it has at most 12 arrays"):
-            Recorder(arguments)
-    with pytest.raises(ValueError, match="is not in"):
-        Recorder((x, Output("out", OF_ROWS, FLOATS, like="later")))
-    with pytest.raises(ValueError, match="is like an array behind it"):
-        Recorder((x, Output("out", OF_ROWS, FLOATS, like="out")))
-    with pytest.raises(ValueError, match=r"out has the shape '\.\.\. width', of dimensions that no array names"):
-        Recorder((x, Output("out", "... width", FLOATS)))
+    with pytest.raises(ValueError, match="first argument is an array of rows, and it has at most 12 arrays"):
+        Recorder((x, *more))
+    with pytest.raises(ValueError, match="first argument is an array of rows, and it has at most 12 arrays"):
+        Recorder((Input("x", "4", FLOATS),))
+
+
+X, OUT = Input("x", "... heads queries columns", FLOATS), Output("out", "... columns", FLOATS)
+SAME = Equal("queries", "columns", "needs as many queries as columns")
+NO_DECLARATIONS = [
+    ((X, Output("out", "... columns", FLOATS, like="later")), "is not in"),
+    ((X, Output("out", "... columns", FLOATS, like="out")), "out is like an array behind it"),
+    ((X, Output("out", "... columns", ())), "out has no data type"),
+    ((X, OUT, OutputDType("dtype", FLOATS, ("scale",)), Real("scale", 1.0)), "is not in"),
+    ((X, Input("w", "1 | 2 | 3", FLOATS)), "w has no shape, or more than two"),
+    ((X, Input("w", "1 2 3 4 5", FLOATS)), "w has too many dimensions"),
+    ((X, Input("w", "... 2 2", FLOATS)), "w has too many dimensions"),
+    ((X, Input("m", "...", FLOATS, broadcast=True)), "m has rows of no one width"),
+    ((X, Input("m", "... columns | 1", FLOATS)), "m has rows of no one width"),
+    ((Input("x", "... a b c d e", FLOATS),), "the first array names at most 4 dimensions"),
+    ((X, Choice("one", {"a": SAME}), Choice("other", {"b": SAME})), "more than one choice asks for equal sizes"),
+    ((X, *(Flag(f"flag{number}") for number in range(17))), "too many arguments that are no arrays"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), NO_DECLARATIONS)
+def test_what_is_no_declaration_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Recorder(arguments)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (Source.SIZE, 3), (Source.MAGIC, -1), (Source.ARRAY_ROWS, 1), (Source.DATA, 12), (Source.FLAG, 16),
+        (Source.STRIDE, 0, 4), (Source.DIFFERENCE, 0, -1),
+    ],
+)  # fmt: skip
+def test_a_plan_of_what_an_operator_does_not_have_is_refused(fields):
+    recorder = Recorder((X, OUT), fields=((fields,),))
+    with pytest.raises(ValueError, match="a plan of arrays or symbols that op does not have"):
+        recorder()
+    assert not recorder.launches and not recorder.made
+
+
+# ---- Shapes, numbers and words of declarations that no operator has yet ----------------------------------------------
+
+
+WIDE = (
+    Input("x", "... a b c columns", FLOATS), Input("four", "4", FLOATS, optional=True),
+    Input("grid", "a columns", FLOATS, optional=True),
+    Input("mask", "... columns", FLOATS, optional=True, broadcast=True),
+    Output("out", "... 4*columns", FLOATS), Result("pairs", "b 2", (FLOAT32,)), Result("first", "... 3", (FLOAT32,)),
+    Real("least", 1.0, minimum=1e-7), Integer("count"),
+    Integer("some", minimum=2, largest=9, noun="a number from 2 on"),
+    Choice("mode", {"same": Equal("a", "columns", "needs as many a as columns"), "other": None}),
+)  # fmt: skip
+OF_WIDE = [
+    (Source.SIZE, 0), (Source.SIZE, 1), (Source.SIZE, 2), (Source.SIZE, 3), (Source.MAGIC, 3),
+    (Source.DIFFERENCE, 3, 1), (Source.STRIDE, 3, 1), (Source.STRIDE, 3, 3), (Source.LEADING_STRIDE, 3),
+    (Source.INTEGER, 0), (Source.INTEGER, 1), (Source.FLAG, 0),
+]  # fmt: skip
+
+
+def wide(**given) -> tuple[object, Recorder]:
+    recorder = Recorder(WIDE, fields=(OF_WIDE,))
+    shape = given.pop("shape", (2, 3, 5, 7, 8))
+    return recorder(x=view(shape, at=PLACES["x"]), **given), recorder
+
+
+def test_four_dimensions_have_names_and_sizes():
+    mask = view((2, 3, 5, 1, 8), at=PLACES["weight"])
+    (out, pairs, first), recorder = wide(
+        mask=mask, four=view((4,), at=PLACES["bias"]), pairs=True, first=True, count=-5, some=99, mode="other"
+    )
+    assert [one.shape for one in (out, pairs, first)] == [(2, 3, 5, 7, 32), (5, 2), (2, 3, 5, 7, 3)]
+    words = struct.unpack_from("<4I", b"".join(recorder.launches[0].params[8 * i : 8 * i + 4] for i in range(4)))
+    assert words == (8, 7, 5, 3)
+    tail = struct.unpack_from("<IxxxxixxxxqqqixxxxixxxxI", recorder.launches[0].params, 8 * 4)
+    magic, *others = tail
+    assert (magic * 300 >> 32) >> 1 == 100  # of 3
+    assert others == [3 - 7, 0, 40, 120, -5, 9, 1]
+    memory = recorder.launches[0].memory
+    assert memory["out"][5] == 32 and memory["first"][5] == 3 and memory["pairs"][5] == 10
+
+
+WIDE_REFUSES = [
+    ({"four": view((5,))}, r"four must have the shape \(4,\); it has \(5,\)"),
+    ({"grid": view((3, 7))}, r"grid must have the shape \(3, 8\); it has \(3, 7\)"),
+    ({"shape": (7, 8), "grid": view((3, 8))}, r"grid must have the shape \[a, columns\] of the dimensions of x, whose"),
+    ({"shape": (1, 2**28 + 1)}, r"x must have 1 to 268435456 elements in its last dimension; it has 268435457"),
+    ({"least": 1e-8}, "least must be at least 1e-07; it is 1e-08"),
+    ({"count": 2**31}, "count must be an integer of 32 bits; it is 2147483648"),
+    ({"count": -(2**31) - 1}, "count must be an integer of 32 bits"),
+    ({"count": "4"}, "count must be an integer of 32 bits; it is '4'"),
+    ({"count": True}, "count must be an integer of 32 bits; it is True"),
+    ({"some": 1}, "some must be a number from 2 on; it is 1"), ({"mode": "same"}, "mode='same' needs as many a as col"),
+    ({"mode": "none"}, "mode must be 'same', 'other' or None; it is 'none'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "message"), WIDE_REFUSES)
+def test_what_such_a_declaration_refuses(given, message):
+    with pytest.raises(ArgumentError, match=f"^op: {message}"):
+        wide(**given)
 
 
 # ---- A family of two launches ----------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from transformer_rtc import _native
+from transformer_rtc.declaration import MOST_COLUMNS, declaration_of
 from transformer_rtc.ops.softmax.heuristics import BUCKETS
-from transformer_rtc.request import MOST_COLUMNS, LaunchRule, Request, declaration_of
+from transformer_rtc.request import LaunchRule, Request
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)

@@ -21,10 +21,11 @@ from stubs import WAIT, Compiler, in_threads, without_gpu
 import transformer_rtc
 from transformer_rtc import manifest, operator, record, usage, warming, warmup
 from transformer_rtc.cache import DiskCache
+from transformer_rtc.declaration import declaration_of, declarations
 from transformer_rtc.errors import ArgumentError, CompileError, DeviceNotFoundError, UnexpectedCompileError
 from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.manifest import ManifestEntry, line, parse
-from transformer_rtc.request import Asked, declaration_of, declarations
+from transformer_rtc.request import Asked
 from transformer_rtc.spec import ARCHITECTURES, Field, TextSpec
 
 OWN = TextSpec(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..declaration import Array, Declaration, Input, Result, Stream
+from ..arguments import Array, Input, Result, Stream
+from ..declaration import Declaration
 from ..errors import ArgumentError
 from ..spec import DType
 from .streams import stream_handle

@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,11 +51,11 @@ def plan(folder: Path, built: Path) -> None:
     sys.modules["numpy"] = MagicMock()
 
     from transformer_rtc import static
-    from transformer_rtc.ops.norm import api as _norm  # noqa: F401
-    from transformer_rtc.ops.softmax import api as _softmax  # noqa: F401
-    from transformer_rtc.request import declarations
+    from transformer_rtc.declaration import declarations
     from transformer_rtc.spec import ARCHITECTURES
 
+    for api in sorted(_PACKAGE.glob("ops/*/api.py")):  # which declare what there is
+        import_module(f"transformer_rtc.ops.{api.parent.name}.api")
     folder.mkdir(parents=True, exist_ok=True)
     built.mkdir(parents=True, exist_ok=True)
     targets = [(architecture, "cubin") for architecture in ARCHITECTURES] + [(static.PTX_ARCHITECTURE, "ptx")]

@@ -1,26 +1,13 @@
 """Normalization of rows: RMSNorm and LayerNorm, forward and backward, with what is fused into them."""
 
+# Written by tests/tools/make_api.py: change declarations.py, and run it.
+
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from typing import Any
 
-from ...declaration import (
-    Argument,
-    Declaration,
-    Input,
-    Margin,
-    Output,
-    OutputDType,
-    OutputWanted,
-    Real,
-    Result,
-    Stream,
-    Update,
-)
-from ...operator import public
-from ...spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
-from .family import OPERATORS, NormFamily
+from ...operator import register
+from . import declarations
 
 __all__ = [
     "add_layer_norm",
@@ -37,357 +24,1202 @@ __all__ = [
     "rms_norm_backward",
 ]
 
-_FAMILY = NormFamily()
-_FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
-_QUANTIZED = (*_FLOATS, FLOAT8_E4M3, FLOAT8_E5M2, INT8)
-_ROWS = "... heads hidden"
-_COLUMNS = "hidden | heads hidden"
-_ONE = "() | 1"
-_public = partial(public, module=__name__)
+_rms_norm = register(declarations.RMS_NORM, globals())
+_layer_norm = register(declarations.LAYER_NORM, globals())
+_add_rms_norm = register(declarations.ADD_RMS_NORM, globals())
+_add_layer_norm = register(declarations.ADD_LAYER_NORM, globals())
+_rms_norm_add = register(declarations.RMS_NORM_ADD, globals())
+_layer_norm_add = register(declarations.LAYER_NORM_ADD, globals())
+_rms_norm_backward = register(declarations.RMS_NORM_BACKWARD, globals())
+_layer_norm_backward = register(declarations.LAYER_NORM_BACKWARD, globals())
+_add_rms_norm_backward = register(declarations.ADD_RMS_NORM_BACKWARD, globals())
+_add_layer_norm_backward = register(declarations.ADD_LAYER_NORM_BACKWARD, globals())
+_rms_norm_add_backward = register(declarations.RMS_NORM_ADD_BACKWARD, globals())
+_layer_norm_add_backward = register(declarations.LAYER_NORM_ADD_BACKWARD, globals())
 
 
-# ---- Arguments that operators share ----------------------------------------------------------------------------------
+def rms_norm(
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    bias: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_rstd: bool = False,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Normalize each row by its root mean square.
 
-_X = Input(
-    "x",
-    _ROWS,
-    _FLOATS,
-    doc="""On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
-    contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a packed
-    qkv do.""",
-)
-_RESIDUAL = Input("residual", _ROWS, _FLOATS, doc="Of x's shape.")
-_WEIGHT = Input(
-    "weight",
-    _COLUMNS,
-    _FLOATS,
-    optional=True,
-    usual=True,
-    doc="""One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
-    `weight_offset`.""",
-)
-_BIAS = Input("bias", _COLUMNS, _FLOATS, optional=True, doc="Of the weight's shape. None: 0.")
-_WEIGHT_OFFSET = Real(
-    "weight_offset",
-    0.0,
-    doc="Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.",
-)
-_MEAN = Result("mean", "...", (FLOAT32,), doc="Whether to return the mean as well.")
-_RSTD = Result("rstd", "...", (FLOAT32,), doc="Whether to return rstd as well.")
-_SCALING = (
-    Input(
-        "scale",
-        _ONE,
-        (FLOAT32,),
-        optional=True,
-        doc="For an output of float8: y is multiplied by it before it is rounded.",
-    ),
-    Update(
-        "amax",
-        _ONE,
-        (FLOAT32,),
-        doc="""For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the
-        scale; NaN if there is one.""",
-    ),
-    Update(
-        "scale_inv",
-        _ONE,
-        (FLOAT32,),
-        doc="Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.",
-    ),
-    Result(
-        "row_scale",
-        "...",
-        (FLOAT32,),
-        called="row_scaling",
-        doc="""For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over
-        the largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
-        returned: ``y = out * row_scale``.""",
-    ),
-)
-_LAST = (
-    Margin(
-        doc="""Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs
-        than the remaining ones hold, each of which takes rows in turn. A kernel of its own.""",
-    ),
-    Stream(
-        doc="""An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
-        framework's current stream.""",
-    ),
-)
+    ``y = x * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(mean(x ** 2) + eps)`` over the last
+    dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). Arithmetic is in float32, and y is
+    rounded once: a row whose mean square is no float32, of numbers above 1e19, becomes 0. A row's bits do not depend on
+    how many rows there are, nor on where they lie.
 
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
+        contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a
+        packed qkv do.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    eps : float
+        Added to the mean of squares; not negative.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself, or an array that shares no element with the inputs, of any type that
+        `out_dtype` names.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    return_rstd : bool
+        Whether to return rstd as well.
+    scale : array of one float32, optional
+        For an output of float8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
+        NaN if there is one.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
 
-# ---- Forward ---------------------------------------------------------------------------------------------------------
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework and x's type, or as asked for.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+    row_scale : array [...], float32
+        Only if `row_scaling`.
 
+    Several are a tuple in this order, and one is no tuple.
 
-def _eps(norm: str, doc: str) -> Real:
-    return Real("eps", 1e-6 if norm == "rms_norm" else 1e-5, minimum=0, doc=doc)
-
-
-def _forward(name: str, summary: str) -> Declaration:
-    norm, adds, _ = OPERATORS[name]
-    centred = norm == "layer_norm"
-    types = _FLOATS if adds == "after" else _QUANTIZED
-    positional = ["x", *(["residual"] if adds else []), "weight", *(["bias"] if centred else []), "eps"]
-    out = Output(
-        "out",
-        _ROWS,
-        types,
-        like="residual" if adds == "after" else "",
-        doc=f"""Where y is written: x itself{" or residual itself" if adds else ""}, or an array that shares no element
-        with the inputs, of any type that `out_dtype` names.""",
-        returned="y",
-        returned_doc="Of x's framework, or `out`.",
-    )
-    quantized = "; float8_e4m3fn, float8_e5m2 or int8, which saturate" if adds != "after" else ""
-    whose = "residual's" if adds == "after" else "x's"
-    arguments: list[Argument] = [
-        replace(_X, doc=_X.doc if not adds else "As `rms_norm` takes it."),
-        *([_RESIDUAL] if adds else []),
-        _WEIGHT,
-        replace(_BIAS, usual=centred),
-        _eps(norm, f"Added to the {'variance' if centred else 'mean of squares'}; not negative."),
-        _WEIGHT_OFFSET,
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _rms_norm(
+        x,
+        weight,
+        bias,
+        eps,
+        weight_offset,
         out,
-    ]
-    if adds == "before":
-        arguments.append(
-            Output(
-                "residual_out",
-                _ROWS,
-                _FLOATS,
-                like="residual",
-                doc="""Where s is written, in residual's type. It may be x itself or residual itself: out=x and
-                residual_out=residual is in place.""",
-                returned="s",
-                returned_doc="Of residual's type.",
-            )
-        )
-    arguments += [
-        OutputDType(
-            "out_dtype",
-            types,
-            ("out",),
-            doc=f"""Of y where `out` is not given, of any framework or by name; {whose} by default. float32, float16 or
-            bfloat16{quantized}.""",
-        ),
-        *([_MEAN] if centred else []),
-        _RSTD,
-        *(_SCALING if adds != "after" else ()),
-        *_LAST,
-    ]
-    return Declaration(name, _FAMILY, tuple(arguments), positional=tuple(positional), summary=summary)
-
-
-rms_norm = _public(
-    _forward(
-        "rms_norm",
-        """Normalize each row by its root mean square.
-
-``y = x * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(mean(x ** 2) + eps)`` over the last
-dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). Arithmetic is in float32, and y is
-rounded once: a row whose mean square is no float32, of numbers above 1e19, becomes 0. A row's bits do not depend on
-how many rows there are, nor on where they lie.""",
+        out_dtype,
+        return_rstd,
+        scale,
+        amax,
+        scale_inv,
+        row_scaling,
+        sm_margin,
+        stream,
     )
-)
-layer_norm = _public(
-    _forward(
-        "layer_norm",
-        """Normalize each row to mean 0 and variance 1.
 
-``y = (x - mean) * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(variance + eps)`` over the last
-dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
-computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
-corrected: a row of large equal numbers with little noise keeps its accuracy.""",
+
+def layer_norm(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-05,
+    *,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_mean: bool = False,
+    return_rstd: bool = False,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Normalize each row to mean 0 and variance 1.
+
+    ``y = (x - mean) * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(variance + eps)`` over the last
+    dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
+    computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
+    corrected: a row of large equal numbers with little noise keeps its accuracy.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
+        contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a
+        packed qkv do.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    eps : float
+        Added to the variance; not negative.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself, or an array that shares no element with the inputs, of any type that
+        `out_dtype` names.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    return_mean : bool
+        Whether to return the mean as well.
+    return_rstd : bool
+        Whether to return rstd as well.
+    scale : array of one float32, optional
+        For an output of float8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
+        NaN if there is one.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework and x's type, or as asked for.
+    mean : array [...], float32
+        Only if `return_mean`.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+    row_scale : array [...], float32
+        Only if `row_scaling`.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _layer_norm(
+        x,
+        weight,
+        bias,
+        eps,
+        weight_offset,
+        out,
+        out_dtype,
+        return_mean,
+        return_rstd,
+        scale,
+        amax,
+        scale_inv,
+        row_scaling,
+        sm_margin,
+        stream,
     )
-)
-add_rms_norm = _public(
-    _forward(
-        "add_rms_norm",
-        """Add a residual, then normalize: ``s = x + residual``, ``y = rms_norm(s, weight, eps)``.
 
-s is rounded to the residual's type, and it is the rounded s that is normalized: the same bits as two calls give. A
-pre-norm transformer passes s on as the next residual, a post-norm one passes y. The gradient is that of
-`add_rms_norm_backward`.""",
+
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    bias: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    residual_out: Any = None,
+    out_dtype: Any = None,
+    return_rstd: bool = False,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Add a residual, then normalize: ``s = x + residual``, ``y = rms_norm(s, weight, eps)``.
+
+    s is rounded to the residual's type, and it is the rounded s that is normalized: the same bits as two calls give. A
+    pre-norm transformer passes s on as the next residual, a post-norm one passes y. The gradient is that of
+    `add_rms_norm_backward`.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    residual : array [..., hidden], float32, float16 or bfloat16
+        Of x's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    eps : float
+        Added to the mean of squares; not negative.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
+        type that `out_dtype` names.
+    residual_out : array [..., hidden], optional
+        Where s is written, in residual's type. It may be x itself or residual itself: out=x and
+        residual_out=residual is in place.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    return_rstd : bool
+        Whether to return rstd as well.
+    scale : array of one float32, optional
+        For an output of float8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
+        NaN if there is one.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework and x's type, or as asked for.
+    s : array [..., hidden]
+        Of residual's type.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+    row_scale : array [...], float32
+        Only if `row_scaling`.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _add_rms_norm(
+        x,
+        residual,
+        weight,
+        bias,
+        eps,
+        weight_offset,
+        out,
+        residual_out,
+        out_dtype,
+        return_rstd,
+        scale,
+        amax,
+        scale_inv,
+        row_scaling,
+        sm_margin,
+        stream,
     )
-)
-add_layer_norm = _public(
-    _forward(
-        "add_layer_norm",
-        """Add a residual, then normalize: ``s = x + residual``, ``y = layer_norm(s, weight, bias, eps)``.
 
-As `add_rms_norm` does it; the gradient is that of `add_layer_norm_backward`.""",
+
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-05,
+    *,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    residual_out: Any = None,
+    out_dtype: Any = None,
+    return_mean: bool = False,
+    return_rstd: bool = False,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Add a residual, then normalize: ``s = x + residual``, ``y = layer_norm(s, weight, bias, eps)``.
+
+    As `add_rms_norm` does it; the gradient is that of `add_layer_norm_backward`.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    residual : array [..., hidden], float32, float16 or bfloat16
+        Of x's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    eps : float
+        Added to the variance; not negative.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
+        type that `out_dtype` names.
+    residual_out : array [..., hidden], optional
+        Where s is written, in residual's type. It may be x itself or residual itself: out=x and
+        residual_out=residual is in place.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    return_mean : bool
+        Whether to return the mean as well.
+    return_rstd : bool
+        Whether to return rstd as well.
+    scale : array of one float32, optional
+        For an output of float8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
+        NaN if there is one.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework and x's type, or as asked for.
+    s : array [..., hidden]
+        Of residual's type.
+    mean : array [...], float32
+        Only if `return_mean`.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+    row_scale : array [...], float32
+        Only if `row_scaling`.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _add_layer_norm(
+        x,
+        residual,
+        weight,
+        bias,
+        eps,
+        weight_offset,
+        out,
+        residual_out,
+        out_dtype,
+        return_mean,
+        return_rstd,
+        scale,
+        amax,
+        scale_inv,
+        row_scaling,
+        sm_margin,
+        stream,
     )
-)
-rms_norm_add = _public(
-    _forward(
-        "rms_norm_add",
-        """Normalize, then add a residual: ``y = residual + rms_norm(x, weight, eps)``, rounded once.
 
-The form of Gemma 2 and OLMo 2. The gradient of residual is that of y, the others' are those of
-`rms_norm_add_backward`.""",
+
+def rms_norm_add(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    bias: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_rstd: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Normalize, then add a residual: ``y = residual + rms_norm(x, weight, eps)``, rounded once.
+
+    The form of Gemma 2 and OLMo 2. The gradient of residual is that of y, the others' are those of
+    `rms_norm_add_backward`.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    residual : array [..., hidden], float32, float16 or bfloat16
+        Of x's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    eps : float
+        Added to the mean of squares; not negative.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
+        type that `out_dtype` names.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; residual's by default. float32, float16 or
+        bfloat16.
+    return_rstd : bool
+        Whether to return rstd as well.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework and residual's type, or as asked for.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _rms_norm_add(x, residual, weight, bias, eps, weight_offset, out, out_dtype, return_rstd, sm_margin, stream)
+
+
+def layer_norm_add(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-05,
+    *,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_mean: bool = False,
+    return_rstd: bool = False,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Normalize, then add a residual: ``y = residual + layer_norm(x, weight, bias, eps)``, rounded once.
+
+    As `rms_norm_add` does it; the gradients are those of `layer_norm_add_backward`.
+
+    Parameters
+    ----------
+    x : array [..., hidden], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    residual : array [..., hidden], float32, float16 or bfloat16
+        Of x's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+        `weight_offset`.
+    bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        Of the weight's shape. None: 0.
+    eps : float
+        Added to the variance; not negative.
+    weight_offset : float
+        Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
+    out : array [..., hidden], optional
+        Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
+        type that `out_dtype` names.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; residual's by default. float32, float16 or
+        bfloat16.
+    return_mean : bool
+        Whether to return the mean as well.
+    return_rstd : bool
+        Whether to return rstd as well.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    y : array [..., hidden]
+        Of x's framework and residual's type, or as asked for.
+    mean : array [...], float32
+        Only if `return_mean`.
+    rstd : array [...], float32
+        Only if `return_rstd`.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _layer_norm_add(
+        x,
+        residual,
+        weight,
+        bias,
+        eps,
+        weight_offset,
+        out,
+        out_dtype,
+        return_mean,
+        return_rstd,
+        sm_margin,
+        stream,
     )
-)
-layer_norm_add = _public(
-    _forward(
-        "layer_norm_add",
-        """Normalize, then add a residual: ``y = residual + layer_norm(x, weight, bias, eps)``, rounded once.
-
-As `rms_norm_add` does it; the gradients are those of `layer_norm_add_backward`.""",
-    )
-)
 
 
-# ---- Backward --------------------------------------------------------------------------------------------------------
-
-
-_DX = Output(
-    "out",
-    _ROWS,
-    _FLOATS,
-    like="x",
-    doc="""Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
-    float16 or bfloat16.""",
-    returned="dx",
-    returned_doc="If `return_dx`.",
-)
-_DX_DTYPE = OutputDType(
-    "out_dtype",
-    _FLOATS,
-    ("out",),
-    doc="Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.",
-)
-
-
-def _backward(norm: str, summary: str) -> Declaration:
-    centred = norm == "layer_norm"
-    statistics = ("mean", "rstd") if centred else ("rstd",)
-    beside = " with mean and rstd given together, or neither" if centred else ""
-    arguments = (
-        Input("dy", _ROWS, _FLOATS, doc="The gradient of y; as `rms_norm` takes x."),
-        Input("x", _ROWS, _FLOATS, doc="What the forward call was given, of dy's shape."),
-        replace(_WEIGHT, doc="The forward call's."),
-        _eps(norm, "The forward call's."),
-        *(
-            Input(
-                name,
-                "...",
-                (FLOAT32,),
-                optional=True,
-                doc=f"The forward call's{beside}; None: computed again from x and eps, in the same launch.",
-            )
-            for name in statistics
-        ),
-        Input(
-            "dresidual",
-            _ROWS,
-            _FLOATS,
-            optional=True,
-            doc="A gradient that is added to dx; not read where dx is not asked for.",
-        ),
-        replace(_WEIGHT_OFFSET, doc="The forward call's."),
-        _DX,
-        _DX_DTYPE,
-        OutputWanted("return_dx", ("out",), doc="Whether to compute dx."),
-        Result(
-            "dweight",
-            _COLUMNS,
-            _FLOATS,
-            like="weight",
-            wanted_with="weight",
-            doc="Whether to compute dweight; by default whether a weight is given.",
-            returned_doc="Of the weight's shape; [hidden] where there is none.",
-        ),
-        Result(
-            "dbias",
-            _COLUMNS,
-            _FLOATS,
-            like="weight",
-            wanted_with="weight" if centred else "",
-            doc="Whether to compute dbias" + ("; by default whether a weight is given." if centred else "."),
-            returned_doc="Of the weight's shape; [hidden] where there is none.",
-        ),
-        OutputDType(
-            "dweight_dtype",
-            _FLOATS,
-            ("dweight", "dbias"),
-            doc="Of dweight and dbias; the weight's by default, dy's where there is none.",
-        ),
-        *_LAST,
-    )
-    return Declaration(f"{norm}_backward", _FAMILY, arguments, positional=("dy", "x", "weight", "eps"), summary=summary)
-
-
-_RMS_NORM_BACKWARD = _backward(
-    "rms_norm",
+def rms_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `rms_norm`: dx, dweight and dbias, or those of them that are asked for.
 
-With ``x' = x * rstd`` and ``g = dy * (weight + weight_offset)``::
+    With ``x' = x * rstd`` and ``g = dy * (weight + weight_offset)``::
 
-    dx      = rstd * (g - x' * mean(g * x')) + dresidual     over the last dimension
-    dweight = sum(dy * x')                                   over all others, but for the heads
-    dbias   = sum(dy)
+        dx      = rstd * (g - x' * mean(g * x')) + dresidual     over the last dimension
+        dweight = sum(dy * x')                                   over all others, but for the heads
+        dbias   = sum(dy)
 
-(Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
-once. dweight and dbias are added up in an order that the device, the shape and `sm_margin` fix: the same bits in
-every run. A row's dx depends on no other row. What is not asked for costs nothing.""",
-)
-_LAYER_NORM_BACKWARD = _backward(
-    "layer_norm",
+    (Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
+    once. dweight and dbias are added up in an order that the device, the shape and `sm_margin` fix: the same bits in
+    every run. A row's dx depends on no other row. What is not asked for costs nothing.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    x : array [..., hidden], float32, float16 or bfloat16
+        What the forward call was given, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    rstd : array [...], float32, optional
+        The forward call's. None: computed again from x and eps, in the same launch.
+    dresidual : array [..., hidden], float32, float16 or bfloat16, optional
+        A gradient that is added to dx; not read where dx is not asked for.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
+        float16 or bfloat16.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool
+        Whether to compute dbias.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _rms_norm_backward(
+        dy,
+        x,
+        weight,
+        eps,
+        rstd,
+        dresidual,
+        weight_offset,
+        out,
+        out_dtype,
+        return_dx,
+        return_dweight,
+        return_dbias,
+        dweight_dtype,
+        sm_margin,
+        stream,
+    )
+
+
+def layer_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-05,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
     """Return the gradients of `layer_norm`: dx, dweight and dbias, or those of them that are asked for.
 
-With ``x' = (x - mean) * rstd`` and ``g = dy * (weight + weight_offset)``::
+    With ``x' = (x - mean) * rstd`` and ``g = dy * (weight + weight_offset)``::
 
-    dx      = rstd * (g - mean(g) - x' * mean(g * x')) + dresidual     over the last dimension
-    dweight = sum(dy * x')                                             over all others, but for the heads
-    dbias   = sum(dy)
+        dx      = rstd * (g - mean(g) - x' * mean(g * x')) + dresidual     over the last dimension
+        dweight = sum(dy * x')                                             over all others, but for the heads
+        dbias   = sum(dy)
 
-(Ba, Kiros and Hinton, 2016.) Otherwise as `rms_norm_backward` does it.""",
-)
-rms_norm_backward = _public(_RMS_NORM_BACKWARD)
-layer_norm_backward = _public(_LAYER_NORM_BACKWARD)
+    (Ba, Kiros and Hinton, 2016.) Otherwise as `rms_norm_backward` does it.
 
-# Of the backward of a fused add: x is called s, and what is added to dx comes from s.
-_OF_ADD = {
-    "x": Input("x", _ROWS, _FLOATS, called="s", doc="What the forward call returned as s, of dy's shape."),
-    "dresidual": Input(
-        "dresidual",
-        _ROWS,
-        _FLOATS,
-        optional=True,
-        called="ds",
-        doc="The gradient of s; None where s is not used.",
-    ),
-    "out": replace(
-        _DX,
-        doc="Where dx is written: dy, ds or s itself, or an array that shares no element with them.",
-        returned_doc="If `return_dx`; the gradient of x and of residual.",
-    ),
-    "out_dtype": replace(
-        _DX_DTYPE, doc="Of dx where `out` is not given: float32, float16 or bfloat16; s's by default."
-    ),
-}
-_ADD_POSITIONAL = ("dy", "dresidual", "x", "weight", "eps")
-_ADD_BACKWARD = """Return the gradients of `add_{0}`, whose outputs are y and s.
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    x : array [..., hidden], float32, float16 or bfloat16
+        What the forward call was given, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    mean : array [...], float32, optional
+        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
+        the same launch.
+    rstd : array [...], float32, optional
+        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
+        the same launch.
+    dresidual : array [..., hidden], float32, float16 or bfloat16, optional
+        A gradient that is added to dx; not read where dx is not asked for.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
+        float16 or bfloat16.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool, optional
+        Whether to compute dbias; by default whether a weight is given.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
 
-x and residual have the same gradient, ``{0}_backward(dy, s, weight, eps, dresidual=ds)``: one launch adds
-ds."""
-_BACKWARD_ADD = """Return the gradients of `{0}_add`, ``y = residual + {0}(x)``, but for residual's, which is dy.
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
 
-They are those of `{0}`, by the same formulas: ``{0}_backward(dy, x, weight, eps, ...)``.
-`dresidual` is a gradient that is added to dx, such as that of another use of x; not that of the forward call's
-residual."""
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _layer_norm_backward(
+        dy,
+        x,
+        weight,
+        eps,
+        mean,
+        rstd,
+        dresidual,
+        weight_offset,
+        out,
+        out_dtype,
+        return_dx,
+        return_dweight,
+        return_dbias,
+        dweight_dtype,
+        sm_margin,
+        stream,
+    )
 
 
-def _of_add(backward: Declaration, norm: str) -> Declaration:
-    return backward.alias(f"add_{norm}_backward", _ADD_BACKWARD.format(norm), _ADD_POSITIONAL, **_OF_ADD)
+def add_rms_norm_backward(
+    dy: Any,
+    ds: Any,
+    s: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    rstd: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `add_rms_norm`, whose outputs are y and s.
+
+    x and residual have the same gradient, ``rms_norm_backward(dy, s, weight, eps, dresidual=ds)``: one launch adds
+    ds.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    ds : array [..., hidden], float32, float16 or bfloat16 or None
+        The gradient of s; None where s is not used.
+    s : array [..., hidden], float32, float16 or bfloat16
+        What the forward call returned as s, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    rstd : array [...], float32, optional
+        The forward call's. None: computed again from x and eps, in the same launch.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, ds or s itself, or an array that shares no element with them.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; s's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool
+        Whether to compute dbias.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`; the gradient of x and of residual.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _add_rms_norm_backward(
+        dy,
+        s,
+        weight,
+        eps,
+        rstd,
+        ds,
+        weight_offset,
+        out,
+        out_dtype,
+        return_dx,
+        return_dweight,
+        return_dbias,
+        dweight_dtype,
+        sm_margin,
+        stream,
+    )
 
 
-def _with_add(backward: Declaration, norm: str) -> Declaration:
-    return backward.alias(f"{norm}_add_backward", _BACKWARD_ADD.format(norm))
+def add_layer_norm_backward(
+    dy: Any,
+    ds: Any,
+    s: Any,
+    weight: Any = None,
+    eps: float = 1e-05,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `add_layer_norm`, whose outputs are y and s.
+
+    x and residual have the same gradient, ``layer_norm_backward(dy, s, weight, eps, dresidual=ds)``: one launch adds
+    ds.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    ds : array [..., hidden], float32, float16 or bfloat16 or None
+        The gradient of s; None where s is not used.
+    s : array [..., hidden], float32, float16 or bfloat16
+        What the forward call returned as s, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    mean : array [...], float32, optional
+        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
+        the same launch.
+    rstd : array [...], float32, optional
+        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
+        the same launch.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, ds or s itself, or an array that shares no element with them.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; s's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool, optional
+        Whether to compute dbias; by default whether a weight is given.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`; the gradient of x and of residual.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _add_layer_norm_backward(
+        dy,
+        s,
+        weight,
+        eps,
+        mean,
+        rstd,
+        ds,
+        weight_offset,
+        out,
+        out_dtype,
+        return_dx,
+        return_dweight,
+        return_dbias,
+        dweight_dtype,
+        sm_margin,
+        stream,
+    )
 
 
-add_rms_norm_backward = _public(_of_add(_RMS_NORM_BACKWARD, "rms_norm"))
-add_layer_norm_backward = _public(_of_add(_LAYER_NORM_BACKWARD, "layer_norm"))
-rms_norm_add_backward = _public(_with_add(_RMS_NORM_BACKWARD, "rms_norm"))
-layer_norm_add_backward = _public(_with_add(_LAYER_NORM_BACKWARD, "layer_norm"))
+def rms_norm_add_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-06,
+    *,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool = False,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `rms_norm_add`, ``y = residual + rms_norm(x)``, but for residual's, which is dy.
+
+    They are those of `rms_norm`, by the same formulas: ``rms_norm_backward(dy, x, weight, eps, ...)``.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    x : array [..., hidden], float32, float16 or bfloat16
+        What was normalized, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    rstd : array [...], float32, optional
+        The forward call's. None: computed again from x and eps, in the same launch.
+    dresidual : array [..., hidden], float32, float16 or bfloat16, optional
+        A gradient that is added to dx, such as that of another use of x; not that of the forward call's residual.
+        Not read where dx is not asked for.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
+        float16 or bfloat16.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool
+        Whether to compute dbias.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _rms_norm_add_backward(
+        dy,
+        x,
+        weight,
+        eps,
+        rstd,
+        dresidual,
+        weight_offset,
+        out,
+        out_dtype,
+        return_dx,
+        return_dweight,
+        return_dbias,
+        dweight_dtype,
+        sm_margin,
+        stream,
+    )
+
+
+def layer_norm_add_backward(
+    dy: Any,
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-05,
+    *,
+    mean: Any = None,
+    rstd: Any = None,
+    dresidual: Any = None,
+    weight_offset: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dx: bool = True,
+    return_dweight: bool | None = None,
+    return_dbias: bool | None = None,
+    dweight_dtype: Any = None,
+    sm_margin: int = 0,
+    stream: Any = None,
+) -> Any:
+    """Return the gradients of `layer_norm_add`, ``y = residual + layer_norm(x)``, but for residual's, which is dy.
+
+    They are those of `layer_norm`, by the same formulas: ``layer_norm_backward(dy, x, weight, eps, ...)``.
+
+    Parameters
+    ----------
+    dy : array [..., hidden], float32, float16 or bfloat16
+        The gradient of y; as `rms_norm` takes x.
+    x : array [..., hidden], float32, float16 or bfloat16
+        What was normalized, of dy's shape.
+    weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
+        The forward call's.
+    eps : float
+        The forward call's.
+    mean : array [...], float32, optional
+        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
+        the same launch.
+    rstd : array [...], float32, optional
+        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
+        the same launch.
+    dresidual : array [..., hidden], float32, float16 or bfloat16, optional
+        A gradient that is added to dx, such as that of another use of x; not that of the forward call's residual.
+        Not read where dx is not asked for.
+    weight_offset : float
+        The forward call's.
+    out : array [..., hidden], optional
+        Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
+        float16 or bfloat16.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_dx : bool
+        Whether to compute dx.
+    return_dweight : bool, optional
+        Whether to compute dweight; by default whether a weight is given.
+    return_dbias : bool, optional
+        Whether to compute dbias; by default whether a weight is given.
+    dweight_dtype : data type, optional
+        Of dweight and dbias; the weight's by default, dy's where there is none.
+    sm_margin : int
+        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
+        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+    stream : optional
+        An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.
+
+    Returns
+    -------
+    dx : array [..., hidden]
+        If `return_dx`.
+    dweight : array [hidden] or [heads, hidden]
+        Only if `return_dweight`. Of the weight's shape; [hidden] where there is none.
+    dbias : array [hidden] or [heads, hidden]
+        Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _layer_norm_add_backward(
+        dy,
+        x,
+        weight,
+        eps,
+        mean,
+        rstd,
+        dresidual,
+        weight_offset,
+        out,
+        out_dtype,
+        return_dx,
+        return_dweight,
+        return_dbias,
+        dweight_dtype,
+        sm_margin,
+        stream,
+    )

@@ -1,245 +1,351 @@
 """Softmax of rows and its logarithm, forward and backward, scaled, masked and causal."""
 
+# Written by tests/tools/make_api.py: change declarations.py, and run it.
+
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from typing import Any
 
-from ...declaration import (
-    Choice,
-    Declaration,
-    Equal,
-    Flag,
-    Input,
-    Integer,
-    Output,
-    OutputDType,
-    Real,
-    Result,
-    Stream,
-)
-from ...operator import public
-from ...request import MOST_COLUMNS
-from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8
-from .family import SoftmaxFamily
-from .heuristics import BUCKETS
+from ...operator import register
+from . import declarations
 
-__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
+__all__ = [
+    "log_softmax",
+    "log_softmax_backward",
+    "softmax",
+    "softmax_backward",
+]
 
-_FAMILY = SoftmaxFamily()
-_FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
-_ROWS = "... heads queries keys"
-_public = partial(public, module=__name__)
+_softmax = register(declarations.SOFTMAX, globals())
+_log_softmax = register(declarations.LOG_SOFTMAX, globals())
+_softmax_backward = register(declarations.SOFTMAX_BACKWARD, globals())
+_log_softmax_backward = register(declarations.LOG_SOFTMAX_BACKWARD, globals())
 
 
-# ---- Arguments that operators share ----------------------------------------------------------------------------------
+def softmax(
+    x: Any,
+    *,
+    scale: float = 1.0,
+    mask: Any = None,
+    mask_keeps: bool = False,
+    causal: str | None = None,
+    window: int | None = None,
+    sink: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    stream: Any = None,
+) -> Any:
+    """Return the softmax of each row: ``y = exp(v - max(v)) / sum(exp(v - max(v)))`` with ``v = scale * x``.
 
-_WORDS = {
-    "upper_triangular": Equal("queries", "keys", "needs as many queries as keys"),
-    "aligned": None,
-}
-_WINDOW = Integer(
-    "window",
-    minimum=1,
-    largest=MOST_COLUMNS,
-    noun="a number of keys of at least 1",
-    needs="causal",
-    needs_words="a causal mode",
-    doc="Of the keys that a causal mode leaves, only the last so many.",
-)
-_STREAM = Stream(doc="As `rms_norm` takes it.")
+    Over the last dimension. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
+    or a mask of floats is added, else differences of x are scaled. What does not take part has v = -inf: y is 0 there.
+    A row of which nothing takes part becomes zeros. What a mask or a causal mode excludes is 0 even in a row that is
+    NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 13 kernels
+    serve all lengths: few new lengths compile anything.
+
+    Parameters
+    ----------
+    x : array [..., keys], float32, float16 or bfloat16
+        [..., heads, queries, keys] where a mask, a sink or a causal mode tells rows apart. As `rms_norm` takes it.
+        -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite v above all others,
+        becomes NaN.
+    scale : float
+        What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and scale *
+        log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38; in the general
+        kernels, and in lse, v itself.
+    mask : array broadcast to [..., keys], bool, uint8, float32, float16 or bfloat16, optional
+        Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of floats:
+        what is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's shape, or
+        one that is broadcast to it along dimensions before the last; those before the heads must collapse to one
+        stride.
+    mask_keeps : bool
+        Whether a mask of bool or uint8 says which elements take part, as torch's scaled_dot_product_attention has
+        it.
+    causal : {"upper_triangular", "aligned"}, optional
+        Which keys a query of x [..., queries, keys] sees: as many as its own number, for as many queries as keys;
+        or so that the last query sees the last key (query i sees keys up to i + keys - queries). The others are not
+        read, and y is 0 there.
+    window : int, optional
+        Of the keys that a causal mode leaves, only the last so many.
+    sink : array [heads], float32, float16 or bfloat16, optional
+        One more logit for every row of a head, which only adds to the sum:
+        ``y = exp(v) / (sum(exp(v)) + exp(sink))``.
+    out : array [..., keys], optional
+        Where y is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of y where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_lse : bool
+        Whether to return ``log(sum(exp(v)))`` as well.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    y : array [..., keys]
+        Of x's framework, or `out`.
+    lse : array [...], float32
+        Only if `return_lse`. With the sink's term; -inf where nothing takes part.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _softmax(x, scale, mask, mask_keeps, causal, window, sink, out, out_dtype, return_lse, stream)
 
 
-# ---- Forward ---------------------------------------------------------------------------------------------------------
+def log_softmax(
+    x: Any,
+    *,
+    scale: float = 1.0,
+    mask: Any = None,
+    mask_keeps: bool = False,
+    causal: str | None = None,
+    window: int | None = None,
+    sink: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_lse: bool = False,
+    stream: Any = None,
+) -> Any:
+    """Return the logarithm of the softmax of each row: ``y = v - log(sum(exp(v)))`` with ``v = scale * x``.
+
+    As `softmax` does it; y is -inf where something does not take part. In float16, so is what is below -65504, and the
+    backward takes it for the same.
+
+    Parameters
+    ----------
+    x : array [..., keys], float32, float16 or bfloat16
+        [..., heads, queries, keys] where a mask, a sink or a causal mode tells rows apart. As `rms_norm` takes it.
+        -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite v above all others,
+        becomes NaN.
+    scale : float
+        What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and scale *
+        log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38; in the general
+        kernels, and in lse, v itself.
+    mask : array broadcast to [..., keys], bool, uint8, float32, float16 or bfloat16, optional
+        Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of floats:
+        what is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's shape, or
+        one that is broadcast to it along dimensions before the last; those before the heads must collapse to one
+        stride.
+    mask_keeps : bool
+        Whether a mask of bool or uint8 says which elements take part, as torch's scaled_dot_product_attention has
+        it.
+    causal : {"upper_triangular", "aligned"}, optional
+        Which keys a query of x [..., queries, keys] sees: as many as its own number, for as many queries as keys;
+        or so that the last query sees the last key (query i sees keys up to i + keys - queries). The others are not
+        read, and y is -inf there.
+    window : int, optional
+        Of the keys that a causal mode leaves, only the last so many.
+    sink : array [heads], float32, float16 or bfloat16, optional
+        One more logit for every row of a head, which only adds to the sum:
+        ``y = v - log(sum(exp(v)) + exp(sink))``.
+    out : array [..., keys], optional
+        Where y is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of y where `out` is not given: float32, float16 or bfloat16; x's by default.
+    return_lse : bool
+        Whether to return ``log(sum(exp(v)))`` as well.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    y : array [..., keys]
+        Of x's framework, or `out`.
+    lse : array [...], float32
+        Only if `return_lse`. With the sink's term; -inf where nothing takes part.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _log_softmax(x, scale, mask, mask_keeps, causal, window, sink, out, out_dtype, return_lse, stream)
 
 
-def _forward(name: str, summary: str) -> Declaration:
-    arguments = (
-        Input(
-            "x",
-            _ROWS,
-            _FLOATS,
-            doc="""[..., heads, queries, keys] where a mask, a sink or a causal mode tells rows apart. As `rms_norm`
-            takes it. -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite v above
-            all others, becomes NaN.""",
-        ),
-        Real(
-            "scale",
-            1.0,
-            doc="""What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and
-            scale * log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38; in the
-            general kernels, and in lse, v itself.""",
-        ),
-        Input(
-            "mask",
-            _ROWS,
-            (BOOL, UINT8, *_FLOATS),
-            optional=True,
-            broadcast=True,
-            usual_dtype=BOOL,
-            doc="""Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of
-            floats: what is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's
-            shape, or one that is broadcast to it along dimensions before the last; those before the heads must
-            collapse to one stride.""",
-        ),
-        Flag(
-            "mask_keeps",
-            doc="""Whether a mask of bool or uint8 says which elements take part, as torch's
-            scaled_dot_product_attention has it.""",
-        ),
-        Choice(
-            "causal",
-            _WORDS,
-            doc="""Which keys a query of x [..., queries, keys] sees: as many as its own number, for as many queries as
-            keys; or so that the last query sees the last key (query i sees keys up to i + keys - queries). The others
-            are not read, and y is 0 there.""",
-        ),
-        _WINDOW,
-        Input(
-            "sink",
-            "heads",
-            _FLOATS,
-            optional=True,
-            doc="""One more logit for every row of a head, which only adds to the sum: ``y = exp(v) / (sum(exp(v)) +
-            exp(sink))``.""",
-        ),
-        Output(
-            "out",
-            _ROWS,
-            _FLOATS,
-            doc="Where y is written: x itself, or an array that shares no element with the inputs.",
-            returned="y",
-            returned_doc="Of x's framework, or `out`.",
-        ),
-        OutputDType(
-            "out_dtype",
-            _FLOATS,
-            ("out",),
-            doc="Of y where `out` is not given: float32, float16 or bfloat16; x's by default.",
-        ),
-        Result(
-            "lse",
-            "...",
-            (FLOAT32,),
-            doc="Whether to return ``log(sum(exp(v)))`` as well.",
-            returned_doc="With the sink's term; -inf where nothing takes part.",
-        ),
-        _STREAM,
+def softmax_backward(
+    dy: Any,
+    y: Any,
+    *,
+    scale: float = 1.0,
+    causal: str | None = None,
+    window: int | None = None,
+    sink: Any = None,
+    lse: Any = None,
+    mask: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dsink: bool | None = None,
+    return_dmask: bool | None = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `softmax` for x: ``dx = scale * y * (dy - sum(dy * y))``.
+
+    It needs no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. A mask of floats, which was added, has
+    a gradient of its own: ``dmask = sum(y * (dy - sum(dy * y)))``, of which the outer sum is over the rows that an
+    element of the mask was broadcast to.
+
+    Parameters
+    ----------
+    dy : array [..., keys], float32, float16 or bfloat16
+        The gradient of y.
+    y : array [..., keys], float32, float16 or bfloat16
+        y as the forward call returned it, of dy's shape.
+    scale : float
+        The forward call's.
+    causal : {"upper_triangular", "aligned"}, optional
+        The forward call's: what it excludes is not read, and dx is 0 there.
+    window : int, optional
+        The forward call's, likewise.
+    sink : array [heads], float32, float16 or bfloat16, optional
+        The forward call's, for its gradient, which needs lse, too.
+    lse : array [...], float32, optional
+        What the forward call returned.
+    mask : array broadcast to [..., keys], float32, float16 or bfloat16, optional
+        The forward call's, of floats, for its gradient: its elements are not read.
+    out : array [..., keys], optional
+        Where dx is written: dy or y itself, unless dmask is returned, for which they are read again; or an array
+        that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; y's by default.
+    return_dsink : bool, optional
+        Whether to return the sink's gradient, ``-sum(exp(sink - lse) * sum(dy * y))`` over the batches and queries,
+        in an order that the shape fixes; by default whether a sink is given.
+    return_dmask : bool, optional
+        Whether to return the mask's gradient, added up in float32 in an order that the shape fixes; by default
+        whether a mask is given.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    dx : array [..., keys]
+        Of dy's framework, or `out`.
+    dsink : array [heads]
+        Only if `return_dsink`. Of the sink's data type.
+    dmask : array like mask
+        Only if `return_dmask`. Of the mask's data type; contiguous.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _softmax_backward(
+        dy,
+        y,
+        scale,
+        causal,
+        window,
+        sink,
+        lse,
+        mask,
+        out,
+        out_dtype,
+        return_dsink,
+        return_dmask,
+        stream,
     )
-    return Declaration(name, _FAMILY, arguments, positional=("x",), summary=summary, buckets=BUCKETS)
 
 
-softmax = _public(
-    _forward(
-        "softmax",
-        """Return the softmax of each row: ``y = exp(v - max(v)) / sum(exp(v - max(v)))`` with ``v = scale * x``.
+def log_softmax_backward(
+    dy: Any,
+    y: Any,
+    *,
+    scale: float = 1.0,
+    causal: str | None = None,
+    window: int | None = None,
+    sink: Any = None,
+    lse: Any = None,
+    mask: Any = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dsink: bool | None = None,
+    return_dmask: bool | None = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `log_softmax` for x: ``dx = scale * (dy - exp(y) * sum(dy))``.
 
-Over the last dimension. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
-or a mask of floats is added, else differences of x are scaled. What does not take part has v = -inf: y is 0 there.
-A row of which nothing takes part becomes zeros. What a mask or a causal mode excludes is 0 even in a row that is
-NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 13 kernels
-serve all lengths: few new lengths compile anything.""",
+    Where y is -inf, dx is 0 and dy does not count. The gradient of a mask of floats is
+    ``sum(dy - exp(y) * sum(dy))``, of which the outer sum is over the rows that an element of the mask was broadcast
+    to.
+
+    Parameters
+    ----------
+    dy : array [..., keys], float32, float16 or bfloat16
+        The gradient of y.
+    y : array [..., keys], float32, float16 or bfloat16
+        y as the forward call returned it, of dy's shape.
+    scale : float
+        The forward call's.
+    causal : {"upper_triangular", "aligned"}, optional
+        The forward call's: what it excludes is not read, and dx is 0 there.
+    window : int, optional
+        The forward call's, likewise.
+    sink : array [heads], float32, float16 or bfloat16, optional
+        The forward call's, for its gradient, which needs lse, too.
+    lse : array [...], float32, optional
+        What the forward call returned.
+    mask : array broadcast to [..., keys], float32, float16 or bfloat16, optional
+        The forward call's, of floats, for its gradient: its elements are not read.
+    out : array [..., keys], optional
+        Where dx is written: dy or y itself, unless dmask is returned, for which they are read again; or an array
+        that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of dx where `out` is not given: float32, float16 or bfloat16; y's by default.
+    return_dsink : bool, optional
+        Whether to return the sink's gradient, ``-sum(exp(sink - lse) * sum(dy))`` over the batches and queries, in
+        an order that the shape fixes; by default whether a sink is given.
+    return_dmask : bool, optional
+        Whether to return the mask's gradient, added up in float32 in an order that the shape fixes; by default
+        whether a mask is given.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    dx : array [..., keys]
+        Of dy's framework, or `out`.
+    dsink : array [heads]
+        Only if `return_dsink`. Of the sink's data type.
+    dmask : array like mask
+        Only if `return_dmask`. Of the mask's data type; contiguous.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _log_softmax_backward(
+        dy,
+        y,
+        scale,
+        causal,
+        window,
+        sink,
+        lse,
+        mask,
+        out,
+        out_dtype,
+        return_dsink,
+        return_dmask,
+        stream,
     )
-)
-log_softmax = _public(
-    _forward(
-        "log_softmax",
-        """Return the logarithm of the softmax of each row: ``y = v - log(sum(exp(v)))`` with ``v = scale * x``.
-
-As `softmax` does it; y is -inf where something does not take part. In float16, so is what is below -65504, and the
-backward takes it for the same.""",
-    )
-)
-
-
-# ---- Backward --------------------------------------------------------------------------------------------------------
-
-
-def _backward(name: str, summary: str, dsink: str) -> Declaration:
-    arguments = (
-        Input("dy", _ROWS, _FLOATS, doc="The gradient of y."),
-        Input("y", _ROWS, _FLOATS, doc="y as the forward call returned it, of dy's shape."),
-        Real("scale", 1.0, doc="The forward call's."),
-        Choice("causal", _WORDS, doc="The forward call's: what it excludes is not read, and dx is 0 there."),
-        replace(_WINDOW, doc="The forward call's, likewise."),
-        Input(
-            "sink",
-            "heads",
-            _FLOATS,
-            optional=True,
-            doc="The forward call's, for its gradient, which needs lse, too.",
-        ),
-        Input("lse", "...", (FLOAT32,), optional=True, doc="What the forward call returned."),
-        # Masks of bytes are refused by the family, which says why.
-        Input(
-            "mask",
-            _ROWS,
-            (*_FLOATS, BOOL, UINT8),
-            optional=True,
-            broadcast=True,
-            doc="The forward call's, of floats, for its gradient: its elements are not read.",
-        ),
-        Output(
-            "out",
-            _ROWS,
-            _FLOATS,
-            like="y",
-            doc="""Where dx is written: dy or y itself, unless dmask is returned, for which they are read again; or an
-            array that shares no element with the inputs.""",
-            returned="dx",
-            returned_doc="Of dy's framework, or `out`.",
-        ),
-        OutputDType(
-            "out_dtype",
-            _FLOATS,
-            ("out",),
-            doc="Of dx where `out` is not given: float32, float16 or bfloat16; y's by default.",
-        ),
-        Result(
-            "dsink",
-            "heads",
-            _FLOATS,
-            like="sink",
-            wanted_with="sink",
-            doc=f"""Whether to return the sink's gradient, ``{dsink}`` over the batches and queries, in an order that
-            the shape fixes; by default whether a sink is given.""",
-        ),
-        Result(
-            "dmask",
-            _ROWS,
-            (*_FLOATS, BOOL, UINT8),
-            like="mask",
-            shape_of="mask",
-            wanted_with="mask",
-            rereads=True,
-            doc="""Whether to return the mask's gradient, added up in float32 in an order that the shape fixes; by
-            default whether a mask is given.""",
-            returned_doc="Contiguous.",
-        ),
-        _STREAM,
-    )
-    return Declaration(name, _FAMILY, arguments, positional=("dy", "y"), summary=summary, buckets=BUCKETS)
-
-
-softmax_backward = _public(
-    _backward(
-        "softmax_backward",
-        """Return the gradient of `softmax` for x: ``dx = scale * y * (dy - sum(dy * y))``.
-
-It needs no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. A mask of floats, which was added, has
-a gradient of its own: ``dmask = sum(y * (dy - sum(dy * y)))``, of which the outer sum is over the rows that an
-element of the mask was broadcast to.""",
-        dsink="-sum(exp(sink - lse) * sum(dy * y))",
-    )
-)
-log_softmax_backward = _public(
-    _backward(
-        "log_softmax_backward",
-        """Return the gradient of `log_softmax` for x: ``dx = scale * (dy - exp(y) * sum(dy))``.
-
-Where y is -inf, dx is 0 and dy does not count. The gradient of a mask of floats is
-``sum(dy - exp(y) * sum(dy))``, of which the outer sum is over the rows that an element of the mask was broadcast
-to.""",
-        dsink="-sum(exp(sink - lse) * sum(dy))",
-    )
-)

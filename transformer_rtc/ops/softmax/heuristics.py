@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ...request import MOST_COLUMNS
+from ...declaration import MOST_COLUMNS
 from ...spec import DeviceLimits, DType
 from ..division import RowDivision
 from ..programs import present

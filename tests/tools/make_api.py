@@ -1,18 +1,25 @@
-"""The user's function of a declaration: its signature, its documentation, and its text for type checkers."""
+"""Writes the public functions of each family from its declarations. Run it after a change of one."""
 
 from __future__ import annotations
-import __future__
 
-import linecache
+import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from .declaration import (
+# Without the package's __init__, which needs what this writes.
+if "transformer_rtc" not in sys.modules:
+    sys.modules["transformer_rtc"] = ModuleType("transformer_rtc")
+    sys.modules["transformer_rtc"].__path__ = [str(Path(__file__).parents[2] / "transformer_rtc")]
+
+from transformer_rtc.arguments import (
     Argument,
     Array,
     Choice,
-    Declaration,
     Flag,
     Input,
     Integer,
@@ -23,10 +30,13 @@ from .declaration import (
     Real,
     Result,
 )
+from transformer_rtc.declaration import Declaration
+from transformer_rtc.operator import register
 
-__all__ = ["documentation", "make", "stub"]
+OPS = Path(__file__).parents[2] / "transformer_rtc" / "ops"
 
 _WIDTH = 120
+_ORDER = "Several are a tuple in this order, and one is no tuple."
 _RAISES = """\
 Raises
 ------
@@ -37,39 +47,49 @@ CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKer
 """
 
 
-def make(declaration: Declaration, call: Callable[..., object], module: str) -> Callable[..., Any]:
-    """Return the user's function, which passes its arguments on in the order of the declaration.
+_HEAD = """\
+\"\"\"{title}\"\"\"
 
-    Parameters
-    ----------
-    declaration : Declaration
-        What it is like.
-    call : callable
-        What it calls: its global name ``call``.
-    module : str
-        The module that it belongs to.
-    """
-    passed = ", ".join(argument.keyword for argument in declaration.arguments)
-    text = f"{_head(declaration)}\n    return call({passed})\n"
-    # So that tracebacks and inspect.getsource() show it.
-    file = f"<transformer_rtc {declaration.name}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    namespace: dict[str, Any] = {"__name__": module, "Any": Any, "call": call}
-    exec(compile(text, file, "exec", __future__.annotations.compiler_flag), namespace)
+# Written by tests/tools/make_api.py: change declarations.py, and run it.
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...operator import register
+from . import declarations
+
+__all__ = [
+{names}]
+
+"""
+
+
+def module_text(declarations: Sequence[Declaration], title: str) -> str:
+    """Return the text of a family's module of public functions."""
+    names = "".join(f'    "{name}",\n' for name in sorted(declaration.name for declaration in declarations))
+    calls = "".join(f"_{one.name} = register(declarations.{one.name.upper()}, globals())\n" for one in declarations)
+    functions = "".join(f"\n\n{function_text(one)}" for one in declarations)
+    return _HEAD.format(title=title, names=names) + calls + functions
+
+
+def function_text(declaration: Declaration) -> str:
+    """Return the text of the user's function, which passes its arguments on in the order of the declaration."""
+    doc = textwrap.indent(f'"""{documentation(declaration)}"""', "    ", lambda line: line.strip() != "")
+    passed = [argument.keyword for argument in declaration.arguments]
+    call = f"    return _{declaration.name}({', '.join(passed)})"
+    if len(call) > _WIDTH:
+        call = f"    return _{declaration.name}(\n" + "".join(f"        {name},\n" for name in passed) + "    )"
+    return f"{_head(declaration)}\n{doc}\n{call}\n"
+
+
+def function_of(declaration: Declaration, call: Callable[..., object] | None = None) -> Callable[..., Any]:
+    """Return the user's function of a declaration that belongs to no family's module; `call`: what it calls."""
+    namespace: dict[str, Any] = {"Any": Any}
+    namespace[f"_{declaration.name}"] = call or register(declaration, namespace)
+    exec(function_text(declaration), namespace)
     function: Callable[..., Any] = namespace[declaration.name]
-    function.__doc__ = documentation(declaration)
     return function
-
-
-def stub(declarations: Sequence[Declaration]) -> str:
-    """Return the text of a module with these functions, for type checkers and editors."""
-    names = "".join(f'    "{declaration.name}",\n' for declaration in declarations)
-    functions = []
-    for declaration in declarations:
-        body = textwrap.indent(f'"""{documentation(declaration)}"""', "    ", lambda line: line.strip() != "")
-        functions.append(f"{_head(declaration)}\n{body}\n")
-    head = f"# Written by tests/tools/make_stubs.py.\n\nfrom typing import Any\n\n__all__ = [\n{names}]\n\n"
-    return head + "\n".join(functions)
 
 
 def _head(declaration: Declaration) -> str:
@@ -119,13 +139,14 @@ def documentation(declaration: Declaration) -> str:
             dtype = f", {array.dtypes[0].name}" if len(array.dtypes) == 1 else ""
             said = f"Only if `{array.keyword}`. {array.returned_doc}".rstrip()
             returned += _entry(array.name, f"array {_shapes(declaration, array)}{dtype}", said)
-    parts += [f"Returns\n-------\n{returned}", _RAISES]
+    parts += [f"Returns\n-------\n{returned}", _ORDER, _RAISES]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
 def _entry(name: str, type_: str, text: str) -> str:
-    # The words, so that a caller may break its lines where it likes.
-    described = textwrap.fill(" ".join(text.split()), _WIDTH - 12, break_long_words=False, break_on_hyphens=False)
+    # Code stays in one line.
+    words = re.sub(r"``.*?``", lambda code: code[0].replace(" ", "\0"), " ".join(text.split()))
+    described = textwrap.fill(words, _WIDTH - 12, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
     head = f"{name} : {type_}" if type_ else name
     return f"{head}\n{textwrap.indent(described, '    ')}\n"
 
@@ -149,9 +170,10 @@ def _type(declaration: Declaration, argument: Argument, default: object) -> str:
         case Output():
             return f"array {_shapes(declaration, argument)}{optional}"
         case Input():
-            names = _either(dtype.name for dtype in argument.dtypes)
+            names = _either(dtype.name for dtype in argument.dtypes if dtype not in argument.refused)
             or_none = " or None" if argument.optional and default is ... else ""
-            return f"array {_shapes(declaration, argument)}, {names}{optional}{or_none}"
+            placed = "broadcast to " * argument.broadcast + _shapes(declaration, argument)
+            return f"array {placed}, {names}{optional}{or_none}"
         case OutputDType():
             return "data type, optional"
         case Choice():
@@ -163,3 +185,18 @@ def _type(declaration: Declaration, argument: Argument, default: object) -> str:
         case Integer() | Margin():
             return "int" + optional
     return "optional"
+
+
+def modules() -> dict[Path, str]:
+    """Return the text of each family's module by its file."""
+    found = {}
+    for path in sorted(OPS.glob("*/declarations.py")):
+        module = import_module(f"transformer_rtc.ops.{path.parent.name}.declarations")
+        found[path.with_name("api.py")] = module_text(module.DECLARATIONS, module.TITLE)
+    return found
+
+
+if __name__ == "__main__":
+    for path, text in modules().items():
+        path.write_text(text)
+        print(path)

@@ -1,0 +1,398 @@
+"""What the operators of RMSNorm and LayerNorm are like: `make_api.py` writes the public functions from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...arguments import Argument, Input, Margin, Output, OutputDType, OutputWanted, Real, Result, Stream, Update
+from ...declaration import Declaration
+from ...spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
+from .family import OPERATORS, NormFamily
+
+__all__ = [
+    "ADD_LAYER_NORM",
+    "ADD_LAYER_NORM_BACKWARD",
+    "ADD_RMS_NORM",
+    "ADD_RMS_NORM_BACKWARD",
+    "DECLARATIONS",
+    "LAYER_NORM",
+    "LAYER_NORM_ADD",
+    "LAYER_NORM_ADD_BACKWARD",
+    "LAYER_NORM_BACKWARD",
+    "RMS_NORM",
+    "RMS_NORM_ADD",
+    "RMS_NORM_ADD_BACKWARD",
+    "RMS_NORM_BACKWARD",
+    "TITLE",
+]
+
+# Of the module of public functions.
+TITLE = "Normalization of rows: RMSNorm and LayerNorm, forward and backward, with what is fused into them."
+
+_FAMILY = NormFamily()
+_FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+_QUANTIZED = (*_FLOATS, FLOAT8_E4M3, FLOAT8_E5M2, INT8)
+_ROWS = "... heads hidden"
+_COLUMNS = "hidden | heads hidden"
+_ONE = "() | 1"
+_NOUNS = {"hidden": "column"}
+
+
+# ---- Arguments that operators share ----------------------------------------------------------------------------------
+
+_X = Input(
+    "x",
+    _ROWS,
+    _FLOATS,
+    doc="""On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
+    contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a packed
+    qkv do.""",
+)
+_RESIDUAL = Input("residual", _ROWS, _FLOATS, doc="Of x's shape.")
+_WEIGHT = Input(
+    "weight",
+    _COLUMNS,
+    _FLOATS,
+    optional=True,
+    usual=True,
+    doc="""One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
+    `weight_offset`.""",
+)
+_BIAS = Input("bias", _COLUMNS, _FLOATS, optional=True, doc="Of the weight's shape. None: 0.")
+_WEIGHT_OFFSET = Real(
+    "weight_offset",
+    0.0,
+    doc="Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.",
+)
+_MEAN = Result("mean", "...", (FLOAT32,), doc="Whether to return the mean as well.")
+_RSTD = Result("rstd", "...", (FLOAT32,), doc="Whether to return rstd as well.")
+_SCALING = (
+    Input(
+        "scale",
+        _ONE,
+        (FLOAT32,),
+        optional=True,
+        doc="For an output of float8: y is multiplied by it before it is rounded.",
+    ),
+    Update(
+        "amax",
+        _ONE,
+        (FLOAT32,),
+        doc="""For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the
+        scale; NaN if there is one.""",
+    ),
+    Update(
+        "scale_inv",
+        _ONE,
+        (FLOAT32,),
+        doc="Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.",
+    ),
+    Result(
+        "row_scale",
+        "...",
+        (FLOAT32,),
+        called="row_scaling",
+        doc="""For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over
+        the largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.""",
+    ),
+)
+_LAST = (
+    Margin(
+        "sm_margin",
+        doc="""Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs
+        than the remaining ones hold, each of which takes rows in turn. A kernel of its own.""",
+    ),
+    Stream(
+        "stream",
+        doc="""An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
+        framework's current stream.""",
+    ),
+)
+
+
+# ---- Forward ---------------------------------------------------------------------------------------------------------
+
+
+def _eps(norm: str, doc: str) -> Real:
+    return Real("eps", 1e-6 if norm == "rms_norm" else 1e-5, minimum=0, doc=doc)
+
+
+def _forward(name: str, summary: str) -> Declaration:
+    norm, adds, _ = OPERATORS[name]
+    centred = norm == "layer_norm"
+    types = _FLOATS if adds == "after" else _QUANTIZED
+    positional = ["x", *(["residual"] if adds else []), "weight", *(["bias"] if centred else []), "eps"]
+    quantized = "; float8_e4m3fn, float8_e5m2 or int8, which saturate" if adds != "after" else ""
+    whose = "residual's" if adds == "after" else "x's"
+    out = Output(
+        "out",
+        _ROWS,
+        types,
+        like="residual" if adds == "after" else "",
+        doc=f"""Where y is written: x itself{" or residual itself" if adds else ""}, or an array that shares no element
+        with the inputs, of any type that `out_dtype` names.""",
+        returned="y",
+        returned_doc=f"Of x's framework and {whose} type, or as asked for.",
+    )
+    arguments: list[Argument] = [
+        replace(_X, doc=_X.doc if not adds else "As `rms_norm` takes it."),
+        *([_RESIDUAL] if adds else []),
+        _WEIGHT,
+        replace(_BIAS, usual=centred),
+        _eps(norm, f"Added to the {'variance' if centred else 'mean of squares'}; not negative."),
+        _WEIGHT_OFFSET,
+        out,
+    ]
+    if adds == "before":
+        arguments.append(
+            Output(
+                "residual_out",
+                _ROWS,
+                _FLOATS,
+                like="residual",
+                doc="""Where s is written, in residual's type. It may be x itself or residual itself: out=x and
+                residual_out=residual is in place.""",
+                returned="s",
+                returned_doc="Of residual's type.",
+            )
+        )
+    arguments += [
+        OutputDType(
+            "out_dtype",
+            types,
+            ("out",),
+            doc=f"""Of y where `out` is not given, of any framework or by name; {whose} by default. float32, float16 or
+            bfloat16{quantized}.""",
+        ),
+        *([_MEAN] if centred else []),
+        _RSTD,
+        *(_SCALING if adds != "after" else ()),
+        *_LAST,
+    ]
+    return Declaration(name, _FAMILY, tuple(arguments), positional=tuple(positional), summary=summary, nouns=_NOUNS)
+
+
+RMS_NORM = _forward(
+    "rms_norm",
+    """Normalize each row by its root mean square.
+
+``y = x * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(mean(x ** 2) + eps)`` over the last
+dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). Arithmetic is in float32, and y is
+rounded once: a row whose mean square is no float32, of numbers above 1e19, becomes 0. A row's bits do not depend on
+how many rows there are, nor on where they lie.""",
+)
+LAYER_NORM = _forward(
+    "layer_norm",
+    """Normalize each row to mean 0 and variance 1.
+
+``y = (x - mean) * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(variance + eps)`` over the last
+dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
+computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
+corrected: a row of large equal numbers with little noise keeps its accuracy.""",
+)
+ADD_RMS_NORM = _forward(
+    "add_rms_norm",
+    """Add a residual, then normalize: ``s = x + residual``, ``y = rms_norm(s, weight, eps)``.
+
+s is rounded to the residual's type, and it is the rounded s that is normalized: the same bits as two calls give. A
+pre-norm transformer passes s on as the next residual, a post-norm one passes y. The gradient is that of
+`add_rms_norm_backward`.""",
+)
+ADD_LAYER_NORM = _forward(
+    "add_layer_norm",
+    """Add a residual, then normalize: ``s = x + residual``, ``y = layer_norm(s, weight, bias, eps)``.
+
+As `add_rms_norm` does it; the gradient is that of `add_layer_norm_backward`.""",
+)
+RMS_NORM_ADD = _forward(
+    "rms_norm_add",
+    """Normalize, then add a residual: ``y = residual + rms_norm(x, weight, eps)``, rounded once.
+
+The form of Gemma 2 and OLMo 2. The gradient of residual is that of y, the others' are those of
+`rms_norm_add_backward`.""",
+)
+LAYER_NORM_ADD = _forward(
+    "layer_norm_add",
+    """Normalize, then add a residual: ``y = residual + layer_norm(x, weight, bias, eps)``, rounded once.
+
+As `rms_norm_add` does it; the gradients are those of `layer_norm_add_backward`.""",
+)
+
+
+# ---- Backward --------------------------------------------------------------------------------------------------------
+
+
+_DX = Output(
+    "out",
+    _ROWS,
+    _FLOATS,
+    like="x",
+    doc="""Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
+    float16 or bfloat16.""",
+    returned="dx",
+    returned_doc="If `return_dx`.",
+)
+_DX_DTYPE = OutputDType(
+    "out_dtype",
+    _FLOATS,
+    ("out",),
+    doc="Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.",
+)
+
+
+def _backward(norm: str, summary: str) -> Declaration:
+    centred = norm == "layer_norm"
+    statistics = ("mean", "rstd") if centred else ("rstd",)
+    beside = "; mean and rstd are given together, or neither is" if centred else ""
+    arguments = (
+        Input("dy", _ROWS, _FLOATS, doc="The gradient of y; as `rms_norm` takes x."),
+        Input("x", _ROWS, _FLOATS, doc="What the forward call was given, of dy's shape."),
+        replace(_WEIGHT, doc="The forward call's."),
+        _eps(norm, "The forward call's."),
+        *(
+            Input(
+                name,
+                "...",
+                (FLOAT32,),
+                optional=True,
+                doc=f"The forward call's{beside}. None: computed again from x and eps, in the same launch.",
+            )
+            for name in statistics
+        ),
+        Input(
+            "dresidual",
+            _ROWS,
+            _FLOATS,
+            optional=True,
+            doc="A gradient that is added to dx; not read where dx is not asked for.",
+        ),
+        replace(_WEIGHT_OFFSET, doc="The forward call's."),
+        _DX,
+        _DX_DTYPE,
+        OutputWanted("return_dx", ("out",), doc="Whether to compute dx."),
+        Result(
+            "dweight",
+            _COLUMNS,
+            _FLOATS,
+            like="weight",
+            wanted_with="weight",
+            doc="Whether to compute dweight; by default whether a weight is given.",
+            returned_doc="Of the weight's shape; [hidden] where there is none.",
+        ),
+        Result(
+            "dbias",
+            _COLUMNS,
+            _FLOATS,
+            like="weight",
+            wanted_with="weight" if centred else "",
+            doc="Whether to compute dbias" + ("; by default whether a weight is given." if centred else "."),
+            returned_doc="Of the weight's shape; [hidden] where there is none.",
+        ),
+        OutputDType(
+            "dweight_dtype",
+            _FLOATS,
+            ("dweight", "dbias"),
+            doc="Of dweight and dbias; the weight's by default, dy's where there is none.",
+        ),
+        *_LAST,
+    )
+    positional = ("dy", "x", "weight", "eps")
+    return Declaration(f"{norm}_backward", _FAMILY, arguments, positional=positional, summary=summary, nouns=_NOUNS)
+
+
+RMS_NORM_BACKWARD = _backward(
+    "rms_norm",
+    """Return the gradients of `rms_norm`: dx, dweight and dbias, or those of them that are asked for.
+
+With ``x' = x * rstd`` and ``g = dy * (weight + weight_offset)``::
+
+    dx      = rstd * (g - x' * mean(g * x')) + dresidual     over the last dimension
+    dweight = sum(dy * x')                                   over all others, but for the heads
+    dbias   = sum(dy)
+
+(Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
+once. dweight and dbias are added up in an order that the device, the shape and `sm_margin` fix: the same bits in
+every run. A row's dx depends on no other row. What is not asked for costs nothing.""",
+)
+LAYER_NORM_BACKWARD = _backward(
+    "layer_norm",
+    """Return the gradients of `layer_norm`: dx, dweight and dbias, or those of them that are asked for.
+
+With ``x' = (x - mean) * rstd`` and ``g = dy * (weight + weight_offset)``::
+
+    dx      = rstd * (g - mean(g) - x' * mean(g * x')) + dresidual     over the last dimension
+    dweight = sum(dy * x')                                             over all others, but for the heads
+    dbias   = sum(dy)
+
+(Ba, Kiros and Hinton, 2016.) Otherwise as `rms_norm_backward` does it.""",
+)
+# Of the backward of a fused add: x is called s, and what is added to dx comes from s.
+_OF_ADD = {
+    "x": Input("x", _ROWS, _FLOATS, called="s", doc="What the forward call returned as s, of dy's shape."),
+    "dresidual": Input(
+        "dresidual",
+        _ROWS,
+        _FLOATS,
+        optional=True,
+        called="ds",
+        doc="The gradient of s; None where s is not used.",
+    ),
+    "out": replace(
+        _DX,
+        doc="Where dx is written: dy, ds or s itself, or an array that shares no element with them.",
+        returned_doc="If `return_dx`; the gradient of x and of residual.",
+    ),
+    "out_dtype": replace(
+        _DX_DTYPE, doc="Of dx where `out` is not given: float32, float16 or bfloat16; s's by default."
+    ),
+}
+# Of the backward of a norm whose output is added to a residual.
+_WITH_ADD = {
+    "x": Input("x", _ROWS, _FLOATS, doc="What was normalized, of dy's shape."),
+    "dresidual": Input(
+        "dresidual",
+        _ROWS,
+        _FLOATS,
+        optional=True,
+        doc="""A gradient that is added to dx, such as that of another use of x; not that of the forward call's
+        residual. Not read where dx is not asked for.""",
+    ),
+}
+_ADD_POSITIONAL = ("dy", "dresidual", "x", "weight", "eps")
+_ADD_BACKWARD = """Return the gradients of `add_{0}`, whose outputs are y and s.
+
+x and residual have the same gradient, ``{0}_backward(dy, s, weight, eps, dresidual=ds)``: one launch adds
+ds."""
+_BACKWARD_ADD = """Return the gradients of `{0}_add`, ``y = residual + {0}(x)``, but for residual's, which is dy.
+
+They are those of `{0}`, by the same formulas: ``{0}_backward(dy, x, weight, eps, ...)``."""
+
+
+def _of_add(backward: Declaration, norm: str) -> Declaration:
+    return backward.alias(f"add_{norm}_backward", _ADD_BACKWARD.format(norm), _ADD_POSITIONAL, _OF_ADD)
+
+
+def _with_add(backward: Declaration, norm: str) -> Declaration:
+    return backward.alias(f"{norm}_add_backward", _BACKWARD_ADD.format(norm), called=_WITH_ADD)
+
+
+ADD_RMS_NORM_BACKWARD = _of_add(RMS_NORM_BACKWARD, "rms_norm")
+ADD_LAYER_NORM_BACKWARD = _of_add(LAYER_NORM_BACKWARD, "layer_norm")
+RMS_NORM_ADD_BACKWARD = _with_add(RMS_NORM_BACKWARD, "rms_norm")
+LAYER_NORM_ADD_BACKWARD = _with_add(LAYER_NORM_BACKWARD, "layer_norm")
+
+DECLARATIONS = (
+    RMS_NORM,
+    LAYER_NORM,
+    ADD_RMS_NORM,
+    ADD_LAYER_NORM,
+    RMS_NORM_ADD,
+    LAYER_NORM_ADD,
+    RMS_NORM_BACKWARD,
+    LAYER_NORM_BACKWARD,
+    ADD_RMS_NORM_BACKWARD,
+    ADD_LAYER_NORM_BACKWARD,
+    RMS_NORM_ADD_BACKWARD,
+    LAYER_NORM_ADD_BACKWARD,
+)
