@@ -95,9 +95,10 @@ def verify(folder: str, entries: int) -> int:
     return len(told["removed"])
 
 
-def killed_winners(rounds: int, count: int, keys: int, source: random.Random) -> dict[str, object]:
+def killed_winners(
+    rounds: int, count: int, keys: int, source: random.Random, compile_seconds: float = 0.004
+) -> dict[str, object]:
     """Kill the process that compiles, at a random moment, in each round: the others finish, with one more compile."""
-    compile_seconds = 0.004
     most, killed, extra, left = 0.0, 0, 0, 0
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
