@@ -192,12 +192,14 @@ class Operator:
         plan: Callable[[int, int, tuple[int, ...], int, bool, bool, int], Plan],
         check: Callable[[int, int, tuple[int, ...], int, bool, bool, int], int],
         slow_call: Callable[[tuple[Any, ...]], object],
-        framework_of: Callable[[type, str], tuple[object, object]],
+        gradient: Callable[..., object] | None,
+        framework_of: Callable[[type, str], tuple[object, object, object]],
         implementation: object,
         buckets: Sequence[int] = (),
     ) -> None: ...
     @property
     def name(self) -> str: ...
+    def set_gradient(self, gradient: Callable[..., object]) -> None: ...
     def run_views(
         self,
         views: Sequence[tuple[View, object] | None],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
 
 from .arguments import (
     Argument,
@@ -24,6 +26,7 @@ from .request import Family, Request
 __all__ = [
     "MOST_COLUMNS",
     "Declaration",
+    "Gradient",
     "check_request",
     "columns_of",
     "declaration_of",
@@ -39,6 +42,36 @@ MOST_COLUMNS = 1 << 30
 RESERVED = frozenset(
     ("rows", "groups", "workspace", "partials", "row_partials", "sharers", "inner_count", "inner_magic", "inner_shift")
 )
+
+
+class Gradient(NamedTuple):
+    """How an operator's gradient is computed. Names are those of arguments, not of keywords.
+
+    Attributes
+    ----------
+    operator : str
+        The operator that computes it.
+    takes : mapping of str to str
+        Its arrays, and which of the forward's arrays each is: an input, an output, or a result.
+    numbers : tuple of str
+        What both are given alike.
+    of : mapping of str to str
+        The forward's outputs, and which array of its is the gradient of each. The first one must be there.
+    gives : mapping of str to tuple of str
+        Its outputs and results, and the forward's inputs that each is the gradient of.
+    only_for : mapping of str to str
+        Which of its arrays are given only where an input of the forward's needs a gradient.
+    passes : mapping of str to str
+        Inputs of the forward's whose gradient is that of an output, as it is.
+    """
+
+    operator: str
+    takes: Mapping[str, str]
+    numbers: tuple[str, ...]
+    of: Mapping[str, str]
+    gives: Mapping[str, tuple[str, ...]]
+    only_for: Mapping[str, str] = MappingProxyType({})
+    passes: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(eq=False, repr=False)
@@ -64,6 +97,8 @@ class Declaration:
         What messages call one element of a dimension, where it is not the dimension's name without its last letter.
     alias_of : str
         The operator whose kernels it asks for, of a function that calls the same arguments by other names.
+    gradient : Gradient or None
+        How its gradient is computed; None: it has none.
     """
 
     name: str
@@ -75,6 +110,7 @@ class Declaration:
     buckets: Sequence[int] = ()
     nouns: Mapping[str, str] = field(default_factory=dict)
     alias_of: str = ""
+    gradient: Gradient | None = None
 
     def __post_init__(self) -> None:
         if not self.arguments or not isinstance(self.arguments[0], Input) or self.arguments[0].optional:
@@ -143,6 +179,10 @@ class Declaration:
             If one names what the first array does not have.
         """
         return self._shapes[array.name]
+
+    def has_two_shapes(self, array: Array) -> bool:
+        """Whether an array may have one of two shapes, the second with a row for each head; not one of one element."""
+        return len(self.shapes(array)) > 1 and bool(self.shapes(array)[0].sizes)
 
     def _read(self, array: Array) -> tuple[Shape, ...]:
         leading = list(reversed(self.symbols[1:]))
@@ -244,12 +284,6 @@ def columns_of(operator: str, columns: int) -> int:
     return next((bucket for bucket in declaration_of(operator).buckets if bucket >= columns), columns)
 
 
-def _of_heads(declaration: Declaration) -> list[Array]:
-    """Return the inputs that may have one of two shapes, the second with one row for each head."""
-    two = (array for array in declaration.arrays if isinstance(array, Input))
-    return [array for array in two if len(declaration.shapes(array)) > 1 and declaration.shapes(array)[0].sizes]
-
-
 def check_request(request: Request) -> None:
     """Refuse what no call of the operator could ask for.
 
@@ -269,7 +303,7 @@ def check_request(request: Request) -> None:
         elif dtype not in array.dtypes:
             accepted = ", ".join(other.name for other in array.dtypes)
             raise ArgumentError(f"{name}: {array.name} must be one of {accepted}; it is {dtype.name}")
-    of_heads = _of_heads(declaration)
+    of_heads = [one for one in declaration.arrays if isinstance(one, Input) and declaration.has_two_shapes(one)]
     if request.per_head and not any(request.dtypes[array.name] for array in of_heads):
         names = " or ".join(f"a {array.name}" for array in of_heads) or "an array of which there is none here"
         raise ArgumentError(f"{name}: per_head needs {names}, which each head has of its own")

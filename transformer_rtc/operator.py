@@ -24,7 +24,7 @@ from .arguments import (
     Stream,
     Update,
 )
-from .declaration import Declaration, declare
+from .declaration import Declaration, declaration_of, declare
 from .device import Device
 from .errors import LaunchError, UnexpectedCompileError
 from .kernel_manager import manager
@@ -124,6 +124,7 @@ def native_operator(
     plan: Callable[..., _native.Plan],
     check: Callable[..., int],
     slow_call: Callable[[tuple[Any, ...]], object],
+    gradient: Callable[..., object] | None = None,
 ) -> _native.Operator:
     """Return the native operator of a declaration."""
     return _native.Operator(
@@ -133,6 +134,7 @@ def native_operator(
         plan,
         check,
         slow_call,
+        gradient,
         arrays.framework_of,
         select.chosen,
         declaration.buckets,
@@ -156,11 +158,22 @@ class Operator:
         self._arrays = [array.name for array in declaration.arrays]
         self._reals = [argument.name for argument in declaration.arguments if isinstance(argument, Real)]
         self._integers = [argument.name for argument in declaration.arguments if isinstance(argument, Integer)]
-        self.native = native_operator(declaration, self._plan, self._check, self._call)
-        self.call: Callable[..., object] = self.native.entry()
+        gradient = self.record if declaration.gradient else None
+        self.native = native_operator(declaration, self._plan, self._check, self._call, gradient)
+        self.call: Callable[..., Any] = self.native.entry()
 
     def _call(self, values: tuple[Any, ...]) -> object:
-        return arrays.call(self.native, self.declaration, values, select.simulating_on_host)
+        return arrays.call(self.native, self.declaration, values, select.simulating_on_host, self.record)
+
+    def record(self, *values: Any) -> object:
+        """Call it, and have torch's autograd record the gradient; of tensors, some of which require it."""
+        from .torch.autograd import recorded
+
+        assert self.declaration.gradient is not None
+        backward = Operator(declaration_of(self.declaration.gradient.operator))
+        self.record = recorded(self.declaration, self.call, backward.call)  # type: ignore[method-assign]
+        self.native.set_gradient(self.record)
+        return self.record(*values)
 
     def _request(self, dtype_ids: tuple[int, ...], columns: int, per_head: bool, margin: bool, flags: int) -> Request:
         """Return what the native call asks a plan for."""

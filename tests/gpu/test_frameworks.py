@@ -11,7 +11,7 @@ from frameworks import FRAMEWORKS, bits, inputs
 from norm_checks import case_of
 from rigs import Rig, assert_same_bits, hold
 
-from transformer_rtc import rms_norm
+from transformer_rtc import rms_norm, rms_norm_backward
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
 
@@ -75,13 +75,14 @@ def test_torch_tensors_of_the_host_come_back_to_the_host(torch, implementation, 
             rms_norm(tensor.cuda(), torch.ones(77, dtype=tensor.dtype))
 
 
-def test_a_gpu_tensor_that_requires_grad_is_refused_only_while_grad_mode_is_on(torch):
+def test_a_gpu_tensor_that_requires_grad_is_recorded_only_while_grad_mode_is_on(torch):
     x, weight = torch.ones(4, 64, device="cuda"), torch.nn.Parameter(torch.ones(64, device="cuda"))
-    with pytest.raises(ArgumentError, match=r"^rms_norm: weight requires grad.*torch.no_grad"):
-        rms_norm(x, weight)
+    assert rms_norm(x, weight).requires_grad
     with torch.no_grad():
-        assert rms_norm(x, weight).shape == x.shape
-    assert rms_norm(x, weight.detach()).shape == x.shape
+        assert not rms_norm(x, weight).requires_grad
+    assert not rms_norm(x, weight.detach()).requires_grad
+    with pytest.raises(ArgumentError, match=r"^rms_norm_backward: weight requires grad.*torch.no_grad"):
+        rms_norm_backward(x, x, weight)
 
 
 def test_gpu_tensors_that_cannot_be_viewed_are_refused(torch):

@@ -127,6 +127,8 @@ def _annotation(argument: Argument) -> str:
 def documentation(declaration: Declaration) -> str:
     """Return the documentation of the user's function, in numpydoc's format."""
     parts = [declaration.summary.strip()]
+    if declaration.gradient:
+        parts.append(f"torch's autograd records the gradient, which `{declaration.gradient.operator}` computes.")
     parts.append(
         "Parameters\n----------\n"
         + "".join(_entry(a.keyword, _type(declaration, a, default), a.doc) for a, default in declaration.signature)

@@ -99,7 +99,12 @@ FRONT = {"__init__.py", "cli.py", "demo.py", "native/build_static.py"}
 
 
 def generic() -> list[Path]:
-    files = [*PACKAGE.glob("*.py"), *PACKAGE.glob("arrays/*.py"), *PACKAGE.glob("native/*.?pp")]
+    files = [
+        *PACKAGE.glob("*.py"),
+        *PACKAGE.glob("arrays/*.py"),
+        *PACKAGE.glob("torch/*.py"),
+        *PACKAGE.glob("native/*.?pp"),
+    ]
     return [path for path in files if path.relative_to(PACKAGE).as_posix() not in FRONT]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from bad_values import Protocol
 
-from transformer_rtc import Field, SimulatedDevice, rms_norm, softmax, using
+from transformer_rtc import Field, SimulatedDevice, rms_norm, rms_norm_backward, softmax, using
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import Params
 
@@ -20,14 +20,14 @@ def test_a_plain_tensor_a_parameter_and_a_buffer_are_taken(torch):
             assert rms_norm(x, torch.nn.Parameter(torch.ones(64))).shape == x.shape
 
 
-def test_a_tensor_that_requires_grad_is_refused_only_while_grad_mode_is_on(torch):
-    x = torch.ones(4, 64, requires_grad=True)
-    for name, arguments in {"x": (x,), "weight": (torch.ones(4, 64), torch.nn.Parameter(torch.ones(64)))}.items():
-        with pytest.raises(ArgumentError, match=f"^rms_norm: {name} requires grad.*torch.no_grad"):
-            rms_norm(*arguments)
+def test_a_backward_of_a_tensor_that_requires_grad_is_refused_only_while_grad_mode_is_on(torch):
+    x, dy = torch.ones(4, 64, requires_grad=True), torch.ones(4, 64)
+    for name, arguments in {"x": (dy, x), "weight": (dy, dy, torch.nn.Parameter(torch.ones(64)))}.items():
+        with pytest.raises(ArgumentError, match=f"^rms_norm_backward: {name} requires grad.*torch.no_grad"):
+            rms_norm_backward(*arguments)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            assert rms_norm(x).shape == x.shape
+            assert rms_norm_backward(dy, x).shape == x.shape
 
 
 def test_a_tensor_of_several_elements_is_no_number(torch):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _native
 from ..errors import ArgumentError, DeviceNotFoundError
 from ..spec import DTYPES
 from .detection import framework_type, type_name
 from .dlpack import HOST, ON_GPU, ON_HOST
-from .framework import RawView, check_addressable
-from .given import arrays_of
+from .framework import Framework, RawView, check_addressable
+from .given import GivenArray, arrays_of
 from .simulated import call_simulated
 from .staged import call_staged
 
@@ -25,6 +25,7 @@ def call(
     declaration: Declaration,
     values: tuple[Any, ...],
     simulating_on_host: Callable[[], contextlib.AbstractContextManager[None] | None],
+    record: Callable[..., object] | None = None,
 ) -> object:
     """Call an operator with arrays that need more than a pointer.
 
@@ -38,6 +39,8 @@ def call(
         The call's arguments, in that order.
     simulating_on_host : callable
         The context in which arrays of the host are simulated; None: they are staged through a GPU.
+    record : callable, optional
+        What calls the operator so that its framework records the gradient.
     """
     name = native.name
     arrays, stream = arrays_of(name, declaration, values)
@@ -54,6 +57,8 @@ def call(
             )
         if written:
             framework.check_out(argument_name)
+    if record is not None and declaration.gradient and framework.records([given.array for given in arrays]):
+        return record(*values)
 
     device_type, device = framework.place(first, first_name)
     if device_type not in ON_HOST + ON_GPU:
@@ -96,18 +101,44 @@ def call(
             check_addressable(view.pointer, view.shape, view.strides, DTYPES[view.dtype].bytes, argument_name)
         views.append(view)
 
-    if simulating is not None:
-        with simulating:
+    where = _Where(device, stream, on_host, simulating)
+    found = _run(native, arrays, views, values, framework, where)
+    for given in arrays:
+        if given.written and given.array is not None:
+            framework.was_written(given.array)
+    return found
+
+
+class _Where(NamedTuple):
+    """Where a call runs."""
+
+    device: int
+    stream: int
+    on_host: bool
+    simulating: contextlib.AbstractContextManager[None] | None
+
+
+def _run(
+    native: _native.Operator,
+    arrays: list[GivenArray],
+    views: list[RawView | None],
+    values: tuple[Any, ...],
+    framework: Framework,
+    where: _Where,
+) -> object:
+    """Run the native operator on views of the arrays, and return what the user gets."""
+    if where.simulating is not None:
+        with where.simulating:
             return call_simulated(native, arrays, views, values, framework)
-    if on_host:
-        return call_staged(native, arrays, views, values, framework, device, stream)
+    if where.on_host:
+        return call_staged(native, arrays, views, values, framework, where.device, where.stream)
     held = [
         None if view is None else (_native.View(*view[:4], view.device, view.read_only), given.array)
         for view, given in zip(views, arrays, strict=True)
     ]
-    with framework.allocating(device, stream):
+    with framework.allocating(where.device, where.stream):
         graph_memory = framework.capturing and not framework.graph_memory
-        result = native.run_views(held, values, framework.empty, stream, graph_memory)
+        result = native.run_views(held, values, framework.empty, where.stream, graph_memory)
     made = result if isinstance(result, tuple) else (result,)
-    made = framework.finish(made, stream, [given.array for given in arrays])
+    made = framework.finish(made, where.stream, [given.array for given in arrays])
     return made if isinstance(result, tuple) else made[0]

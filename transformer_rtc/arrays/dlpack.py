@@ -11,8 +11,13 @@ HOST = -1  # the device of arrays that are simulated
 ON_HOST, ON_GPU = (CPU, CUDA_HOST), (CUDA, CUDA_MANAGED)
 
 
-def framework_of(type_: type, argument: str) -> tuple[object, object]:
-    """Return what the native call may use for arrays of a type: (exchange table or None, is_grad_enabled or None).
+def framework_of(type_: type, argument: str) -> tuple[object, object, object]:
+    """Return what the native call may use for arrays of a type.
+
+    Returns
+    -------
+    exchange_table, is_grad_enabled, was_written : object or None
+        The last is called with each array of the caller's that was written.
 
     Raises
     ------
@@ -21,7 +26,7 @@ def framework_of(type_: type, argument: str) -> tuple[object, object]:
     """
     table = "__dlpack_c_exchange_api__"
     if not hasattr(type_, table):
-        return None, None
+        return None, None, None
     torch = sys.modules.get("torch")
     of_torch = torch is not None and issubclass(type_, torch.Tensor)
     # A parameter or a buffer is a tensor that a module registers, and no more.
@@ -31,4 +36,7 @@ def framework_of(type_: type, argument: str) -> tuple[object, object]:
             f"{argument} is a {type_.__module__}.{type_.__qualname__}, a subclass whose memory may not be all there is "
             f"to it (a fake or wrapped tensor, say): pass a plain array, such as .as_subclass(torch.Tensor)"
         )
-    return getattr(type_, table), torch.is_grad_enabled if torch is not None and of_torch else None
+    if torch is None or not of_torch:
+        return getattr(type_, table), None, None
+    # Else autograd would use what it saved before that was overwritten.
+    return getattr(type_, table), torch.is_grad_enabled, torch.autograd.graph.increment_version

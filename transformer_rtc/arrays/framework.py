@@ -82,6 +82,13 @@ class Framework:
         """Return a host array, of the storage type, as the framework's own."""
         return array.view(numpy_dtype(dtype))
 
+    def records(self, arrays: Sequence[Any]) -> bool:
+        """Whether the framework is to record a gradient of a call with these arrays, some of which may be None."""
+        return False
+
+    def was_written(self, array: Any) -> None:
+        """Learn that an array of the caller's was written."""
+
     def check_out(self, argument: str) -> None:
         """Refuse an output given by the user where arrays are immutable."""
 

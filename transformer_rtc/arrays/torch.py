@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,13 @@ class Torch(Framework):
     """Tensors on the host, calls with a stream of their own, and versions without an exchange table."""
 
     graph_memory = True
+
+    def records(self, arrays: Sequence[Any]) -> bool:
+        enabled: bool = sys.modules["torch"].is_grad_enabled()
+        return enabled and any(array is not None and array.requires_grad for array in arrays)
+
+    def was_written(self, array: Any) -> None:
+        sys.modules["torch"].autograd.graph.increment_version(array)
 
     def view(self, array: Any, argument: str, stream: int | None) -> RawView:
         torch = sys.modules["torch"]

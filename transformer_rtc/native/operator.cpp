@@ -48,14 +48,15 @@ int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / un
 }  // namespace
 
 Operator::Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
-                   PyObject* check, PyObject* slow_call, PyObject* framework_of, PyObject* implementation,
-                   std::vector<int64_t> buckets)
+                   PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* framework_of,
+                   PyObject* implementation, std::vector<int64_t> buckets)
     : name_(std::move(name)),
       arguments_(std::move(arguments)),
       symbols_(std::move(symbols)),
       plan_(Py_NewRef(plan)),
       check_(Py_NewRef(check)),
       slow_call_(Py_NewRef(slow_call)),
+      gradient_(Py_NewRef(gradient)),
       framework_of_(Py_NewRef(framework_of)),
       implementation_(Py_NewRef(implementation)),
       buckets_(std::move(buckets)),
@@ -98,6 +99,7 @@ const Operator::Framework& Operator::framework(PyTypeObject* type, int array, co
     if (framework.api->version.major != 1 || framework.api->tensor_from_object == nullptr) framework.api = nullptr;
   }
   if (!answer[1].is_none()) framework.is_grad_enabled = Py_NewRef(answer[1].ptr());
+  if (!answer[2].is_none()) framework.was_written = Py_NewRef(answer[2].ptr());
   Py_INCREF(type);  // its address is a key from now on
   return frameworks_.emplace(type, framework).first->second;
 }
@@ -110,7 +112,7 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
   Call call;
   read_values(arguments, call);  // first: it may run Python code, and views borrow
   const DLPackExchangeAPI* api = nullptr;
-  PyObject* is_grad_enabled = nullptr;
+  PyObject *is_grad_enabled = nullptr, *was_written = nullptr;
   bool slow = false;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     if (arguments_[i].kind == Kind::stream) slow |= arguments[i] != Py_None;
@@ -131,6 +133,7 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     }
     api = owner.api;
     is_grad_enabled = owner.is_grad_enabled;
+    was_written = owner.was_written;
     DLTensor tensor;
     if (api->tensor_from_object(object, &tensor) != 0) {
       py::error_already_set error;
@@ -152,33 +155,47 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     if (result == nullptr) throw PythonErrorSet{};
     return result;
   }
-  if (is_grad_enabled != nullptr) refuse_recorded_gradients(call, is_grad_enabled);
+  if (is_grad_enabled != nullptr && records_gradient(call, is_grad_enabled)) {
+    PyObject* result = taking_gil([&] { return PyObject_Vectorcall(gradient_, arguments, count, nullptr); });
+    if (result == nullptr) throw PythonErrorSet{};
+    return result;
+  }
   check_not_forked();  // before the framework is asked for anything
   void* stream = nullptr;
   if (api->current_stream(kDLCUDA, call.views[0].device, &stream) != 0) throw PythonErrorSet{};
   ExchangeAllocator allocator(api);
-  return run(call, allocator, static_cast<CUstream>(stream));
+  py::object result = py::reinterpret_steal<py::object>(run(call, allocator, static_cast<CUstream>(stream)));
+  if (was_written != nullptr) tell_of_written(call, was_written);
+  return result.release().ptr();
 }
 
-void Operator::refuse_recorded_gradients(const Call& call, PyObject* is_grad_enabled) const {
+void Operator::tell_of_written(const Call& call, PyObject* was_written) const {
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    if (!arrays_[i].written || call.objects[i] == nullptr) continue;
+    const py::object done = py::reinterpret_steal<py::object>(PyObject_CallOneArg(was_written, call.objects[i]));
+    if (!done) throw PythonErrorSet{};
+  }
+}
+
+bool Operator::records_gradient(const Call& call, PyObject* is_grad_enabled) const {
   py::object enabled = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(is_grad_enabled));
   if (!enabled) throw PythonErrorSet{};
-  if (enabled.ptr() == Py_True) {
-    static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
-    for (size_t i = 0; i < arrays_.size(); ++i) {
-      PyObject* object = call.objects[i];
-      if (object == nullptr) continue;
-      const Argument& argument = *arrays_[i].argument;
-      py::object required = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, requires_grad));
-      if (!required) throw PythonErrorSet{};
-      if (required.ptr() == Py_True) {
-        refuse(argument.called,
-               "requires grad, and this operator records no gradient: call it under torch.no_grad() or "
-               "torch.inference_mode(), or pass " +
-                   argument.called + ".detach()");
-      }
-    }
+  if (enabled.ptr() != Py_True) return false;
+  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    PyObject* object = call.objects[i];
+    if (object == nullptr) continue;
+    py::object required = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, requires_grad));
+    if (!required) throw PythonErrorSet{};
+    if (required.ptr() != Py_True) continue;
+    if (gradient_ != Py_None) return true;
+    const std::string& name = arrays_[i].argument->called;
+    refuse(name,
+           "requires grad, and this operator records no gradient: call it under torch.no_grad() or "
+           "torch.inference_mode(), or pass " +
+               name + ".detach()");
   }
+  return false;
 }
 
 py::object Operator::ask(PyObject* callback, const Call& call, const Layout& layout, int64_t columns) const {

@@ -15,13 +15,17 @@
 
 class Operator {
  public:
-  // plan(implementation, device, dtypes, columns, variant, with a margin, flags) -> Plan; check, of the same, refuses
-  // what a plan would -> multiprocessors; slow_call(arguments) -> result;
-  // framework_of(type) -> (DLPack exchange API capsule or None, is_grad_enabled or None);
-  // implementation: a context variable holding a small int. Where there are `buckets`, ascending, a plan is for every
-  // number of columns up to one of them, and is asked for with that; the last one is kMostColumns.
+  // What it calls in Python:
+  // - plan(implementation, device, dtypes, columns, variant, with a margin, flags) -> Plan
+  // - check, of the same, refuses what a plan would -> multiprocessors
+  // - slow_call(arguments) -> result
+  // - gradient(*arguments) -> result records a gradient, where an array requires one; None: such a call is refused
+  // - framework_of(type, argument) -> (DLPack exchange API capsule, is_grad_enabled, was_written), or None for each
+  // - implementation: a context variable holding a small int
+  // Where there are `buckets`, ascending, a plan is for every number of columns up to one of them, and is asked for
+  // with that; the last one is kMostColumns.
   Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
-           PyObject* check, PyObject* slow_call, PyObject* framework_of, PyObject* implementation,
+           PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* framework_of, PyObject* implementation,
            std::vector<int64_t> buckets);
 
   // The hot path. Arguments as in the declaration, all given.
@@ -31,6 +35,10 @@ class Operator {
   PyObject* run(Call& call, Allocator& allocator, CUstream stream);
 
   const std::string& name() const { return name_; }
+  void set_gradient(PyObject* gradient) {
+    Py_INCREF(gradient);
+    Py_SETREF(gradient_, gradient);
+  }
   size_t argument_count() const { return arguments_.size(); }
   // Fills the call with what the arguments that are no arrays say. values.cpp
   void read_values(PyObject* const* arguments, Call& call);
@@ -39,10 +47,13 @@ class Operator {
   struct Framework {
     const DLPackExchangeAPI* api = nullptr;  // null: the slow call
     PyObject* is_grad_enabled = nullptr;
+    PyObject* was_written = nullptr;  // called with an array of the caller's that was written
   };
 
   const Framework& framework(PyTypeObject* type, int array, const std::string& argument);
-  void refuse_recorded_gradients(const Call& call, PyObject* is_grad_enabled) const;
+  void tell_of_written(const Call& call, PyObject* was_written) const;
+  // Whether autograd is to record a gradient of the call. Refuses one that this operator does not have.
+  bool records_gradient(const Call& call, PyObject* is_grad_enabled) const;
   std::shared_ptr<const Plan> plan(const Call& call, const Layout& layout);
   // Throws for a plan with numbers of what this operator does not have.
   void check_plan(const Plan& plan) const;
@@ -93,6 +104,7 @@ class Operator {
   PyObject* plan_;
   PyObject* check_;
   PyObject* slow_call_;
+  PyObject* gradient_;
   PyObject* framework_of_;
   PyObject* implementation_;
   std::vector<int64_t> buckets_;

@@ -227,16 +227,17 @@ void bind_operator(py::module_& module) {
   bind_plan(module);
   py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
       .def(py::init([](std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, py::object plan,
-                       py::object check, py::object slow_call, py::object framework_of, py::object implementation,
-                       std::vector<int64_t> buckets) {
+                       py::object check, py::object slow_call, py::object gradient, py::object framework_of,
+                       py::object implementation, std::vector<int64_t> buckets) {
              return std::make_shared<Operator>(std::move(name), std::move(arguments), std::move(symbols), plan.ptr(),
-                                               check.ptr(), slow_call.ptr(), framework_of.ptr(), implementation.ptr(),
-                                               std::move(buckets));
+                                               check.ptr(), slow_call.ptr(), gradient.ptr(), framework_of.ptr(),
+                                               implementation.ptr(), std::move(buckets));
            }),
            py::arg("name"), py::arg("arguments"), py::arg("symbols"), py::arg("plan"), py::arg("check"),
-           py::arg("slow_call"), py::arg("framework_of"), py::arg("implementation"),
+           py::arg("slow_call"), py::arg("gradient"), py::arg("framework_of"), py::arg("implementation"),
            py::arg("buckets") = std::vector<int64_t>{})
       .def_property_readonly("name", &Operator::name)
+      .def("set_gradient", [](Operator& self, const py::object& gradient) { self.set_gradient(gradient.ptr()); })
       .def("run_views", &run_views, py::arg("views"), py::arg("arguments"), py::arg("allocate"), py::arg("stream"),
            py::arg("graph_memory") = false)
       .def("entry", [](py::object self) {

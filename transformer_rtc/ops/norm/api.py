@@ -62,6 +62,8 @@ def rms_norm(
     rounded once: a row whose mean square is no float32, of numbers above 1e19, becomes 0. A row's bits do not depend on
     how many rows there are, nor on where they lie.
 
+    torch's autograd records the gradient, which `rms_norm_backward` computes.
+
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
@@ -163,6 +165,8 @@ def layer_norm(
     dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
     computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
     corrected: a row of large equal numbers with little noise keeps its accuracy.
+
+    torch's autograd records the gradient, which `layer_norm_backward` computes.
 
     Parameters
     ----------
@@ -270,6 +274,8 @@ def add_rms_norm(
     s is rounded to the residual's type, and it is the rounded s that is normalized: the same bits as two calls give. A
     pre-norm transformer passes s on as the next residual, a post-norm one passes y. The gradient is that of
     `add_rms_norm_backward`.
+
+    torch's autograd records the gradient, which `rms_norm_backward` computes.
 
     Parameters
     ----------
@@ -379,6 +385,8 @@ def add_layer_norm(
 
     As `add_rms_norm` does it; the gradient is that of `add_layer_norm_backward`.
 
+    torch's autograd records the gradient, which `layer_norm_backward` computes.
+
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
@@ -487,6 +495,8 @@ def rms_norm_add(
     The form of Gemma 2 and OLMo 2. The gradient of residual is that of y, the others' are those of
     `rms_norm_add_backward`.
 
+    torch's autograd records the gradient, which `rms_norm_backward` computes.
+
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
@@ -554,6 +564,8 @@ def layer_norm_add(
     """Normalize, then add a residual: ``y = residual + layer_norm(x, weight, bias, eps)``, rounded once.
 
     As `rms_norm_add` does it; the gradients are those of `layer_norm_add_backward`.
+
+    torch's autograd records the gradient, which `layer_norm_backward` computes.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...arguments import Argument, Input, Margin, Output, OutputDType, OutputWanted, Real, Result, Stream, Update
-from ...declaration import Declaration
+from ...declaration import Declaration, Gradient
 from ...spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 from .family import OPERATORS, NormFamily
 
@@ -170,7 +170,27 @@ def _forward(name: str, summary: str) -> Declaration:
         *(_SCALING if adds != "after" else ()),
         *_LAST,
     ]
-    return Declaration(name, _FAMILY, tuple(arguments), positional=tuple(positional), summary=summary, nouns=_NOUNS)
+    statistics = ("mean", "rstd") if centred else ("rstd",)
+    # What is normalized is x or, where it is added before, the sum.
+    takes = {"x": "residual_out" if adds == "before" else "x", "weight": "weight"}
+    before = adds == "before"
+    gradient = Gradient(
+        f"{norm}_backward",
+        takes=takes | {name: name for name in statistics},
+        numbers=("eps", "weight_offset", "sm_margin"),
+        of={"out": "dy"} | ({"residual_out": "dresidual"} if before else {}),
+        gives={"out": ("x", "residual") if before else ("x",), "dweight": ("weight",), "dbias": ("bias",)},
+        passes={"residual": "out"} if adds == "after" else {},
+    )
+    return Declaration(
+        name,
+        _FAMILY,
+        tuple(arguments),
+        positional=tuple(positional),
+        summary=summary,
+        nouns=_NOUNS,
+        gradient=gradient,
+    )
 
 
 RMS_NORM = _forward(

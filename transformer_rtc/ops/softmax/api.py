@@ -44,6 +44,8 @@ def softmax(
     NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 13 kernels
     serve all lengths: few new lengths compile anything.
 
+    torch's autograd records the gradient, which `softmax_backward` computes.
+
     Parameters
     ----------
     x : array [..., keys], float32, float16 or bfloat16
@@ -117,6 +119,8 @@ def log_softmax(
 
     As `softmax` does it; y is -inf where something does not take part. In float16, so is what is below -65504, and the
     backward takes it for the same.
+
+    torch's autograd records the gradient, which `log_softmax_backward` computes.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...arguments import Choice, Equal, Flag, Input, Integer, Output, OutputDType, Real, Result, Stream
-from ...declaration import MOST_COLUMNS, Declaration
+from ...declaration import MOST_COLUMNS, Declaration, Gradient
 from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8
 from .family import SoftmaxFamily
 from .heuristics import BUCKETS
@@ -121,7 +121,24 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
         ),
         _STREAM,
     )
-    return Declaration(name, _FAMILY, arguments, positional=("x",), summary=summary, buckets=BUCKETS, nouns=_NOUNS)
+    gradient = Gradient(
+        f"{name}_backward",
+        takes={"y": "out", "sink": "sink", "lse": "lse", "mask": "mask"},
+        numbers=("scale", "causal", "window"),
+        of={"out": "dy"},
+        gives={"out": ("x",), "dsink": ("sink",), "dmask": ("mask",)},
+        only_for={"sink": "sink", "lse": "sink", "mask": "mask"},
+    )
+    return Declaration(
+        name,
+        _FAMILY,
+        arguments,
+        positional=("x",),
+        summary=summary,
+        buckets=BUCKETS,
+        nouns=_NOUNS,
+        gradient=gradient,
+    )
 
 
 SOFTMAX = _forward(

@@ -1,0 +1,261 @@
+"""Gradients that autograd records: they are those of the backward operators, and what has none is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import kernel_cache
+import pytest
+
+import transformer_rtc
+from transformer_rtc import SimulatedDevice, operator, select, using
+from transformer_rtc.declaration import declarations
+from transformer_rtc.errors import ArgumentError
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+FORWARD = [name for name, declaration in declarations().items() if declaration.gradient]
+NORMS = [name for name in FORWARD if "softmax" not in name]
+SOFTMAX = [name for name in FORWARD if "softmax" in name]
+EPS = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def simulator(monkeypatch):
+    monkeypatch.setattr(operator, "manager", kernel_cache.manager())
+    torch.manual_seed(11)
+    with using("simulator"):
+        yield
+
+
+def leaf(*shape: int, dtype=torch.float32, grad: bool = True):
+    return torch.randn(shape).to(dtype).requires_grad_(grad)
+
+
+def close(found, expected, bound: float) -> None:
+    assert found.shape == expected.shape and found.isfinite().all()
+    assert (found.double() - expected).abs().max() <= bound * expected.abs().max().clamp(min=1)
+
+
+def in_float64(name: str, given: dict):
+    """Return what a norm computes, of tensors of float64 that are leaves of their own."""
+    x, weight, bias = (given.get(key) for key in ("x", "weight", "bias"))
+    if name.startswith("add_"):
+        x = x + given["residual"]
+    centred = x - x.mean(-1, keepdim=True) if "layer" in name else x
+    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPS)
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return (y, x) if name.startswith("add_") else (y + given["residual"] if name.endswith("_add") else y,)
+
+
+@pytest.mark.parametrize("shape", [(5, 33), (2, 3, 64), (17,), (3, 4, 130)], ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients_of_norms_are_those_of_float64(name, shape):
+    heads = shape[-2:] if len(shape) > 2 else shape[-1:]
+    given = {"x": leaf(*shape), "weight": leaf(*heads), "bias": leaf(*heads)}
+    if "add" in name:
+        given["residual"] = leaf(*shape)
+    found = getattr(transformer_rtc, name)(**given, eps=EPS)
+    found = found if isinstance(found, tuple) else (found,)
+    exact = {key: value.detach().double().requires_grad_() for key, value in given.items()}
+    expected = in_float64(name, exact)
+    weights = [torch.randn(shape) for _ in found]
+    sum((one * w).sum() for one, w in zip(found, weights, strict=True)).backward()
+    sum((one * w).sum() for one, w in zip(expected, weights, strict=True)).backward()
+    for key, value in given.items():
+        # 16 roundings of float32 in sums of so few, of numbers whose largest is about 1.
+        close(value.grad, exact[key].grad, 2.0**-20)
+
+
+@pytest.mark.parametrize("name", SOFTMAX)
+@pytest.mark.parametrize("causal", [None, "aligned"])
+def test_gradients_of_softmax_are_those_of_float64(name, causal):
+    x, mask, sink = leaf(2, 3, 5, 9), leaf(3, 1, 9), leaf(3)
+    given, exact = (x, mask, sink), [one.detach().double().requires_grad_() for one in (x, mask, sink)]
+    y = getattr(transformer_rtc, name)(x, mask=mask, sink=sink, causal=causal, scale=0.5)
+    logits = 0.5 * exact[0] + exact[1]
+    seen = torch.ones(5, 9, dtype=torch.bool).tril(4 if causal else 9)
+    logits = logits.masked_fill(~seen, -torch.inf)
+    sinks = exact[2].view(3, 1, 1).expand(2, 3, 5, 1)
+    expected = logits - torch.logsumexp(torch.cat([logits, sinks], -1), -1, keepdim=True)
+    expected = expected if name.startswith("log") else expected.exp()
+    w = torch.randn(y.shape)
+    (y * w)[..., seen].sum().backward()
+    (expected * w)[..., seen].sum().backward()
+    for one, of in zip(given, exact, strict=True):
+        close(one.grad, of.grad, 2.0**-19)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_what_needs_no_gradient_has_none_and_the_others_the_bits_of_the_operator(name, dtype, monkeypatch):
+    asked = []
+    backward = getattr(transformer_rtc, f"{name}_backward")
+    original = operator.Operator._request
+    monkeypatch.setattr(operator.Operator, "_request", lambda self, *a: asked.append(original(self, *a)) or asked[-1])
+    dy = torch.randn(6, 40).to(dtype)
+    for needs in itertools.product((True, False), repeat=3):
+        if not any(needs):
+            continue
+        x, weight, bias = (leaf(*shape, dtype=dtype, grad=grad)
+                           for shape, grad in zip(((6, 40), (40,), (40,)), needs, strict=True))  # fmt: skip
+        y = getattr(transformer_rtc, name)(x, weight, bias=bias, eps=EPS)
+        y.backward(dy)
+        with torch.no_grad():
+            flags = {"return_dx": needs[0], "return_dweight": needs[1], "return_dbias": needs[2]}
+            wanted = {"return_rstd": True} | ({"return_mean": True} if name == "layer_norm" else {})
+            _, *statistics = getattr(transformer_rtc, name)(x, weight, bias=bias, eps=EPS, **wanted)
+            named = dict(zip(("mean", "rstd")[-len(statistics) :], statistics, strict=True))
+            expected = backward(dy, x, weight, EPS, **named, **flags)
+        expected = iter(expected if isinstance(expected, tuple) else (expected,))
+        for one, need in zip((x, weight, bias), needs, strict=True):
+            assert (one.grad is not None) == need
+            assert not need or (one.grad.dtype == dtype and torch.equal(one.grad, next(expected)))
+        types = next(one.dtypes for one in asked if one.operator == f"{name}_backward")
+        assert [types[key] is not None for key in ("out", "dweight", "dbias")] == list(needs)
+        asked.clear()
+
+
+def test_gradients_have_the_types_of_what_they_are_of():
+    x, residual = leaf(4, 32, dtype=torch.bfloat16), leaf(4, 32)
+    weight, bias = leaf(32), leaf(32, dtype=torch.float16)
+    y, s = transformer_rtc.add_layer_norm(x, residual, weight, bias)
+    (y.sum() + s.sum()).backward()
+    for one in (x, residual, weight, bias):
+        assert one.grad.dtype == one.dtype and one.grad.isfinite().all()
+    assert (bias.grad == 4).all()
+    alone = leaf(32)
+    transformer_rtc.rms_norm(leaf(4, 32, dtype=torch.bfloat16, grad=False), bias=alone).sum().backward()
+    assert alone.grad.dtype == torch.float32 and (alone.grad == 4).all()
+
+
+def test_either_output_of_a_fused_add_may_be_used_alone():
+    x, residual, weight = leaf(4, 32), leaf(4, 32), leaf(32)
+    y, s = transformer_rtc.add_rms_norm(x, residual, weight)
+    assert y.requires_grad and s.requires_grad
+    (s * 3).sum().backward()
+    assert (x.grad == 3).all() and (residual.grad == 3).all() and weight.grad is None
+    y, s = transformer_rtc.add_rms_norm(x, residual, weight)
+    y.sum().backward()
+    assert weight.grad is not None
+    normalized = leaf(4, 32)
+    transformer_rtc.rms_norm_add(normalized, residual.detach().requires_grad_(), weight).sum().backward()
+    assert normalized.grad is not None
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_rows_may_be_none_and_dy_of_any_strides(rows):
+    x, weight = leaf(rows, 40), leaf(40)
+    transformer_rtc.rms_norm(x, weight).sum().backward()  # of strides 0
+    assert x.grad.shape == x.shape and (rows or (weight.grad == 0).all())
+    turned, w = leaf(40, 6), leaf(40)
+    transformer_rtc.rms_norm(turned.T.contiguous(), w).T.matmul(torch.randn(6, 3)).sum().backward()
+    assert turned.grad.isfinite().all()
+
+
+def test_statistics_have_no_gradient_and_y_has():
+    y, mean, rstd = transformer_rtc.layer_norm(leaf(4, 32), leaf(32), return_mean=True, return_rstd=True)
+    assert y.requires_grad and not mean.requires_grad and not rstd.requires_grad
+    y, lse = transformer_rtc.softmax(leaf(4, 32), return_lse=True)
+    assert y.requires_grad and not lse.requires_grad
+
+
+X, W = (4, 32), (32,)
+REFUSED = [
+    ("rms_norm", {"out": torch.empty(X)}, "out is written in place, which records no gradient, and x requires grad"),
+    ("add_rms_norm", {"residual_out": torch.empty(X)}, "residual_out is written in place.* and x requires grad"),
+    ("rms_norm", {"out_dtype": "float8_e4m3fn"}, "an output of float8_e4m3fn has no gradient, and x requires grad"),
+    ("rms_norm", {"out_dtype": torch.int8, "row_scaling": True}, "an output of torch.int8 has no gradient"),
+    ("rms_norm", {"weight_offset": torch.ones((), requires_grad=True)}, "weight_offset is a tensor that requires grad"),
+    ("softmax", {"scale": torch.ones((), requires_grad=True)}, "scale is a tensor that requires grad"),
+    ("rms_norm", {"bias": torch.ones(X, requires_grad=True)}, "bias of each head has a gradient only beside weight"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "given", "message"), REFUSED)
+def test_what_has_no_gradient_is_refused(name, given, message):
+    first = {"x": leaf(*X), **({"residual": leaf(*X)} if "add" in name else {})}
+    with pytest.raises(ArgumentError, match=f"^{name}: {message}"):
+        getattr(transformer_rtc, name)(**first, **given)
+
+
+def test_a_second_derivative_is_refused_where_it_is_asked_for():
+    x, weight = leaf(4, 32), leaf(32)
+    (dx,) = torch.autograd.grad(transformer_rtc.rms_norm(x, weight).sum(), x, create_graph=True)
+    assert dx.requires_grad
+    with pytest.raises(RuntimeError, match="rms_norm has no second derivative"):
+        dx.square().sum().backward()
+    with pytest.raises(ArgumentError, match=r"^rms_norm_backward: x requires grad, and this operator records no"):
+        transformer_rtc.rms_norm_backward(torch.randn(4, 32), x)
+
+
+def test_what_was_saved_and_is_overwritten_is_told():
+    x, weight = leaf(4, 32), leaf(32)
+    y = transformer_rtc.rms_norm(x, weight)
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = transformer_rtc.softmax(leaf(4, 32))
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+OVERWRITES = {
+    "rms_norm": lambda h, w: transformer_rtc.rms_norm(h, w, out=h),
+    "add_rms_norm": lambda h, w: transformer_rtc.add_rms_norm(
+        torch.ones_like(h), torch.ones_like(h), w, residual_out=h
+    ),
+    "softmax": lambda h, w: transformer_rtc.softmax(torch.ones_like(h), out=h),
+    "layer_norm": lambda h, w: transformer_rtc.layer_norm(
+        torch.ones_like(h), w, amax=h.view(-1)[:1], out_dtype="float8_e4m3fn"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITES)
+def test_what_autograd_saved_and_an_output_overwrites_is_told(name):
+    x, weight = leaf(4, 32), leaf(32)
+    h = x * 1
+    y = h.square().sum() + transformer_rtc.rms_norm(h, weight).sum()  # both save h
+    before = h._version
+    with torch.no_grad():
+        OVERWRITES[name](h, weight)
+    assert h._version > before
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    with torch.inference_mode():
+        transformer_rtc.rms_norm(torch.ones(4, 32), out=torch.empty(4, 32))
+
+
+def test_the_backward_runs_as_the_forward_did():
+    x, chosen = leaf(4, 32), SimulatedDevice(static=True, seed=5)
+    with using(chosen):
+        y = transformer_rtc.rms_norm(x)
+        number = select.chosen.get()
+    seen = []
+    original = operator.Operator._plan
+
+    def plan(self, implementation, *asked):
+        seen.append(implementation)
+        return original(self, implementation, *asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operator.Operator, "_plan", plan)
+        before = select.chosen.get()
+        y.sum().backward()
+        assert select.chosen.get() == before != number
+    assert set(seen) <= {number}
+
+
+def test_without_grad_mode_nothing_is_recorded():
+    x = leaf(4, 32)
+    with torch.no_grad():
+        assert not transformer_rtc.rms_norm(x).requires_grad
+    with torch.inference_mode():
+        assert not transformer_rtc.rms_norm(x).requires_grad
+    assert not transformer_rtc.rms_norm(x.detach()).requires_grad
+    assert transformer_rtc.rms_norm(torch.randn(4, 32), x[0]).requires_grad

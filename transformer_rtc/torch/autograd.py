@@ -1,0 +1,321 @@
+"""Operators that torch's autograd records: their gradients are those that declarations name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import select
+from ..arguments import Array, Input, Output, OutputDType, OutputWanted, Result, Update
+from ..arrays import dtype_id
+from ..declaration import Declaration, declaration_of
+from ..errors import ArgumentError
+from ..spec import BFLOAT16, FLOAT16, FLOAT32
+
+__all__ = ["recorded"]
+
+# Of outputs that have a gradient.
+_FLOATS = (FLOAT32.id, FLOAT16.id, BFLOAT16.id)
+_NOBODY = -1
+# What is left out, and what numbers, flags and words mostly are: no tensors.
+_ABSENT = frozenset((type(None),))
+_NUMBERS = frozenset((float, int, bool, str, type(None)))
+
+
+def recorded(
+    declaration: Declaration, call_forward: Callable[..., Any], call_backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return an operator's call whose gradient autograd records.
+
+    Parameters
+    ----------
+    declaration : Declaration
+        The operator's.
+    call_forward, call_backward : callable
+        Its native call, and that of the operator that computes its gradient: of all arguments, in the order of the
+        declaration. So is what is returned.
+    """
+    forward, backward = _Forward(declaration, call_forward), _Backward(declaration, call_backward)
+
+    class Recorded(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, values: tuple[Any, ...], *inputs: Any) -> Any:
+            ctx.set_materialize_grads(False)
+            return forward.run(ctx, values)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return backward.run(ctx, gradients)
+            with torch.no_grad():
+                found = backward.run(ctx, gradients)
+            return _once(declaration.name, found)
+
+    Recorded.__name__ = Recorded.__qualname__ = declaration.name
+    # Past a wrapper in Python, which looks for transforms of functions: it takes as long as the rest.
+    apply: Callable[..., Any] = super(torch.autograd.Function, Recorded).apply
+
+    def call(*values: Any) -> Any:
+        forward.check(values)
+        # The inputs alone for autograd: each argument of its own takes it time, in both directions.
+        return apply(values, *forward.inputs(values))
+
+    return call
+
+
+def _once(name: str, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return gradients that are refused to be differentiated: those of a backward with ``create_graph=True``."""
+    error = torch._C._functions.DelayedError(f"{name} has no second derivative", len(gradients))
+    found: tuple[Any, ...] = error(*(None if one is None else one.detach().requires_grad_() for one in gradients))
+    return found
+
+
+class _Place(NamedTuple):
+    """An argument, and where it is among those of the call."""
+
+    argument: Any
+    at: int
+
+
+def _places(declaration: Declaration, *kinds: type) -> list[_Place]:
+    return [_Place(one, at) for at, one in enumerate(declaration.arguments) if isinstance(one, kinds)]
+
+
+class _Saved(NamedTuple):
+    """An array that the backward takes."""
+
+    name: str  # of the forward's array
+    input_at: int  # among the call's arguments, if it is an input
+    only_for: int  # the number of the input that needs a gradient if it is needed
+
+
+def _saved(declaration: Declaration) -> list[_Saved]:
+    gradient = declaration.gradient
+    assert gradient is not None
+    inputs = _places(declaration, Input)
+    at = {place.argument.name: place.at for place in inputs}
+    number = {place.argument.name: number for number, place in enumerate(inputs)}
+    return [
+        _Saved(of, at.get(of, _NOBODY), number.get(gradient.only_for.get(name, ""), _NOBODY))
+        for name, of in gradient.takes.items()
+    ]
+
+
+class _Steps(NamedTuple):
+    """What a call does whose inputs and results are wanted in one way."""
+
+    ask: list[int]  # results that are asked for, beside those that the caller wants
+    show: list[int]  # which of what is made the caller gets
+    statistics: list[int]  # which of that has no gradient
+    save: list[tuple[bool, int]]  # what is saved: of what is made, or of the call's arguments
+    inputs: list[int]  # the arguments whose gradients are needed
+
+
+class _Forward:
+    """The call of an operator within `Recorded.forward`, and what its backward needs of it."""
+
+    def __init__(self, declaration: Declaration, call: Callable[..., Any]) -> None:
+        gradient = declaration.gradient
+        assert gradient is not None
+        self._name, self._call = declaration.name, call
+        self._inputs = _places(declaration, Input)
+        at = [place.at for place in self._inputs]
+        self.inputs = itemgetter(*at) if len(at) > 1 else lambda values: (values[at[0]],)
+        self._written = _places(declaration, Output, Update)
+        self._dtypes = _places(declaration, OutputDType)
+        self._numbers = [
+            place for place in _places(declaration, object) if not isinstance(place.argument, (Array, OutputDType))
+        ]
+        self._kept = [place.at for place in self._numbers if place.argument.name in gradient.numbers]
+        self._plain = itemgetter(*(place.at for place in self._numbers))
+        # In the order in which a call returns them: outputs are always there, results where they are asked for.
+        self._returned = _places(declaration, Output, Result)
+        self._results = [place.at for place in self._returned if isinstance(place.argument, Result)]
+        self._saved = _saved(declaration)
+        self._steps: dict[tuple[Any, ...], _Steps] = {}
+        two = [place for place in self._inputs if declaration.has_two_shapes(place.argument)]
+        taken = gradient.takes.values()
+        self._pattern = [place for place in two if place.argument.name in taken]
+        self._others = [place for place in two if place.argument.name not in taken]
+        self._unusual = itemgetter(*(place.at for place in (*self._written, *self._dtypes)))
+
+    def check(self, values: tuple[Any, ...]) -> None:
+        """Refuse what has no gradient."""
+        # Of most calls, nothing of this is given.
+        usual = {*map(type, self._unusual(values))} <= _ABSENT and {*map(type, self._plain(values))} <= _NUMBERS
+        if usual and (not self._others or any(values[place.at] is not None for place in self._pattern)):
+            return
+
+        def requires_grad(place: _Place) -> bool:
+            return getattr(values[place.at], "requires_grad", False)
+
+        def refuse(what: str) -> None:
+            who = next(place.argument.keyword for place in self._inputs if requires_grad(place))
+            raise ArgumentError(f"{self._name}: {what.format(who=who)}")
+
+        for argument, at in self._written:
+            if values[at] is not None:
+                refuse(f"{argument.keyword} is written in place, which records no gradient, and {{who}} requires grad")
+        for _, at in self._dtypes:
+            if values[at] is not None and dtype_id(values[at]) not in _FLOATS:
+                refuse(f"an output of {values[at]} has no gradient, and {{who}} requires grad: pass {{who}}.detach()")
+        for place in self._numbers:
+            if isinstance(values[place.at], torch.Tensor) and requires_grad(place):
+                refuse(f"{place.argument.keyword} is a tensor that requires grad, and is taken as a number")
+        # The gradient has the shape of what the backward is given of these.
+        if all(values[place.at] is None for place in self._pattern):
+            for place in self._others:
+                if requires_grad(place) and values[place.at].ndim > 1:
+                    names = " or ".join(other.argument.keyword for other in self._pattern)
+                    refuse(f"{place.argument.keyword} of each head has a gradient only beside {names}: give ones")
+
+    def run(self, ctx: Any, values: tuple[Any, ...]) -> Any:
+        needs = ctx.needs_input_grad[1:]
+        key = (needs, *(values[at] for at in self._results))
+        steps = self._steps.get(key)
+        if steps is None:
+            steps = self._steps[key] = self._steps_of(needs, values)
+        given = list(values)
+        for at in steps.ask:
+            given[at] = True
+        found = self._call(*given)
+        if not isinstance(found, tuple):
+            found = (found,)
+        if steps.statistics:
+            ctx.mark_non_differentiable(*(found[number] for number in steps.statistics))
+        ctx.save_for_backward(*[found[at] if is_made else values[at] for is_made, at in steps.save])
+        dtypes = tuple([values[at].dtype for at in steps.inputs])
+        ctx.kept = dtypes, [values[at] for at in self._kept], select.chosen.get()
+        return found[0] if len(steps.show) == 1 else tuple(found[number] for number in steps.show)
+
+    def _steps_of(self, needs: tuple[bool, ...], values: tuple[Any, ...]) -> _Steps:
+        """Return what to do in calls whose inputs and results are wanted so."""
+        saved = [one for one in self._saved if one.only_for == _NOBODY or needs[one.only_for]]
+        asked = {one.name for one in saved if one.input_at == _NOBODY}
+        made: list[str] = []  # in the order in which the call returns them
+        ask, show, statistics = [], [], []
+        for array, at in self._returned:
+            is_result = isinstance(array, Result)
+            if is_result and not values[at]:
+                if array.name not in asked:
+                    continue
+                ask.append(at)
+            else:
+                show.append(len(made))
+                statistics += [len(made)] if is_result else []
+            made.append(array.name)
+        save = [(True, made.index(one.name)) if one.input_at == _NOBODY else (False, one.input_at) for one in saved]
+        return _Steps(ask, show, statistics, save, [at for number, (_, at) in enumerate(self._inputs) if needs[number]])
+
+
+class _Gives(NamedTuple):
+    """Something that the backward returns."""
+
+    asks: int  # the argument that says whether it is wanted, or `_NOBODY`: it is always there
+    dtype: int  # the argument that says its data type, or `_NOBODY`
+    inputs: list[int]  # the numbers of the forward's inputs that it is the gradient of
+
+
+class _BackwardSteps(NamedTuple):
+    """What a backward does for inputs and gradients of one kind."""
+
+    passes: list[tuple[int, int, Any]]  # inputs whose gradient is that of an output: of which, and as which type
+    values: list[Any] | None  # the arguments of the backward's call, but for what follows; None: there is none
+    saved: list[int]  # which of these each saved tensor is
+    gradients: list[tuple[int, int]]  # which of these is the gradient of which output
+    gives: list[tuple[int, int, Any]]  # inputs, what that is returned is the gradient of each, and its type
+
+
+class _Backward:
+    """The call of the operator that computes the gradients, within `Recorded.backward`."""
+
+    def __init__(self, declaration: Declaration, call: Callable[..., Any]) -> None:
+        gradient = declaration.gradient
+        assert gradient is not None
+        backward = declaration_of(gradient.operator)
+        self._call = call
+        inputs = _places(declaration, Input)
+        self._defaults = [None if one.default is ... else one.default for one in backward.arguments]
+        own = {place.argument.name: place.at for place in _places(backward, object)}
+        of = {place.argument.name: number for number, place in enumerate(inputs)}
+        self._inputs = len(inputs)
+        returned = [place.argument.name for place in _places(declaration, Output, Result)]
+        self._saved = list(zip((own[name] for name in gradient.takes), _saved(declaration), strict=True))
+        self._numbers = [own[one.name] for one in declaration.arguments if one.name in gradient.numbers]
+        (self._first, self._first_at), *self._others = (
+            (returned.index(output), own[array]) for output, array in gradient.of.items()
+        )
+        self._gives = []
+        for array, at in _places(backward, Output, Result):
+            wanted = backward.about(OutputWanted, array.name)
+            dtype = backward.about(OutputDType, array.name)
+            asks = at if isinstance(array, Result) else own[wanted.name] if wanted else _NOBODY
+            whose = [of[name] for name in gradient.gives[array.name]]
+            self._gives.append(_Gives(asks, own[dtype.name] if dtype else _NOBODY, whose))
+        self._passes = [(of[name], returned.index(output)) for name, output in gradient.passes.items()]
+        self._steps: dict[tuple[Any, ...], _BackwardSteps] = {}
+
+    def run(self, ctx: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+        dtypes, numbers, implementation = ctx.kept
+        needs = ctx.needs_input_grad[1:]
+        key = needs, dtypes, tuple([one is not None for one in gradients])
+        steps = self._steps.get(key)
+        if steps is None:
+            steps = self._steps[key] = self._steps_of(*key)
+        result: list[Any] = [None] * (1 + self._inputs)  # the first of all arguments together
+        for at, output, dtype in steps.passes:
+            result[1 + at] = gradients[output].to(dtype)
+        if steps.values is None:
+            return tuple(result)
+        values = list(steps.values)
+        for at, tensor in zip(steps.saved, ctx.saved_tensors, strict=True):
+            values[at] = tensor
+        for at, number in zip(self._numbers, numbers, strict=True):
+            values[at] = number
+        for at, output in steps.gradients:
+            values[at] = gradients[output].contiguous()
+        token = select.chosen.set(implementation)
+        try:
+            found = self._call(*values)
+        finally:
+            select.chosen.reset(token)
+        if not isinstance(found, tuple):
+            found = (found,)
+        for at, number, dtype in steps.gives:
+            gradient = found[number]
+            result[1 + at] = gradient if gradient.dtype is dtype else gradient.to(dtype)
+        return tuple(result)
+
+    def _steps_of(self, needs: tuple[bool, ...], dtypes: tuple[Any, ...], given: tuple[bool, ...]) -> _BackwardSteps:
+        """Return what to do in a backward of such inputs, for which such gradients are given."""
+        of = dict(zip([at for at, need in enumerate(needs) if need], dtypes, strict=True))
+        passes = [(at, output, of[at]) for at, output in self._passes if at in of and given[output]]
+        if not given[self._first]:
+            # What is added to an output that is not used has the gradient of the others.
+            used = [output for output, _ in self._others if given[output]]
+            passes += [(at, output, of[at]) for output in used for at in self._gives[0].inputs if at in of]
+            return _BackwardSteps(passes, None, [], [], [])
+        wanted = [one for one in self._gives if one.asks == _NOBODY or any(at in of for at in one.inputs)]
+        if not any(at in of for one in wanted for at in one.inputs):
+            return _BackwardSteps(passes, None, [], [], [])
+        values = list(self._defaults)
+        for one in self._gives:
+            if one.asks != _NOBODY:
+                values[one.asks] = one in wanted
+        kinds: dict[int, set[Any]] = {}
+        for one in wanted:
+            if one.dtype != _NOBODY:
+                kinds.setdefault(one.dtype, set()).update(of[at] for at in one.inputs if at in of)
+        for at, several in kinds.items():
+            # Gradients of several types are rounded once each, from float32.
+            values[at] = several.pop() if len(several) == 1 else torch.float32 if several else None
+        return _BackwardSteps(
+            passes,
+            values,
+            [at for at, saved in self._saved if saved.only_for == _NOBODY or needs[saved.only_for]],
+            [(at, output) for output, at in ((self._first, self._first_at), *self._others) if given[output]],
+            [(at, number, of[at]) for number, one in enumerate(wanted) for at in one.inputs if at in of],
+        )
