@@ -170,6 +170,7 @@ REFUSED = [
     ("rms_norm", {"out_dtype": torch.int8, "row_scaling": True}, "an output of torch.int8 has no gradient"),
     ("rms_norm", {"weight_offset": torch.ones((), requires_grad=True)}, "weight_offset is a tensor that requires grad"),
     ("softmax", {"scale": torch.ones((), requires_grad=True)}, "scale is a tensor that requires grad"),
+    ("rms_norm", {"eps": torch.ones((), requires_grad=True)}, "eps is a tensor that requires grad, and"),
     ("rms_norm", {"bias": torch.ones(X, requires_grad=True)}, "bias of each head has a gradient only beside weight"),
 ]  # fmt: skip
 
@@ -179,6 +180,16 @@ def test_what_has_no_gradient_is_refused(name, given, message):
     first = {"x": leaf(*X), **({"residual": leaf(*X)} if "add" in name else {})}
     with pytest.raises(ArgumentError, match=f"^{name}: {message}"):
         getattr(transformer_rtc, name)(**first, **given)
+
+
+def test_a_number_whose_gradient_would_be_lost_is_refused_while_grad_mode_is_on():
+    one = torch.ones((), requires_grad=True)
+    for name, given in (("rms_norm", {"weight_offset": one}), ("softmax", {"scale": one})):
+        with pytest.raises(ArgumentError, match=f"^{name}: .* is a tensor that requires grad.* pass its .item"):
+            getattr(transformer_rtc, name)(torch.ones(X), **given)
+        with torch.no_grad():
+            assert getattr(transformer_rtc, name)(torch.ones(X), **given).shape == X
+        assert getattr(transformer_rtc, name)(torch.ones(X), **{key: one.detach() for key in given}).shape == X
 
 
 def test_a_second_derivative_is_refused_where_it_is_asked_for():

@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .device_array import DeviceArray
-from .dlpack import HOST, framework_of
+from .dlpack import HOST, framework_of, loses_gradient
 from .dtypes import dtype_id
 
 if TYPE_CHECKING:
     from .calls import call
 
-__all__ = ["HOST", "DeviceArray", "call", "dtype_id", "framework_of"]
+__all__ = ["HOST", "DeviceArray", "call", "dtype_id", "framework_of", "loses_gradient"]
 
 
 def __getattr__(name: str) -> object:

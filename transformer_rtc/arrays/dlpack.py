@@ -11,6 +11,12 @@ HOST = -1  # the device of arrays that are simulated
 ON_HOST, ON_GPU = (CPU, CUDA_HOST), (CUDA, CUDA_MANAGED)
 
 
+def loses_gradient(value: object) -> bool:
+    """Whether a number is a tensor of torch's that requires grad, while grad mode is on."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
 def framework_of(type_: type, argument: str) -> tuple[object, object, object]:
     """Return what the native call may use for arrays of a type.
 

@@ -23,6 +23,10 @@ std::string shown(PyObject* value) {
   return py::module_::import("transformer_rtc.errors").attr("shown")(py::handle(value)).cast<std::string>();
 }
 
+bool loses_gradient(PyObject* value) {
+  return py::module_::import("transformer_rtc.arrays").attr("loses_gradient")(py::handle(value)).cast<bool>();
+}
+
 std::string minimum_text(double minimum) {
   char text[32];
   std::snprintf(text, sizeof(text), "%g", minimum);
@@ -72,6 +76,10 @@ bool Operator::truth(const Argument& argument, PyObject* value) const {
 }
 
 double Operator::real_of(const Argument& argument, PyObject* value) const {
+  // A tensor of one element is a number, whose gradient would be lost.
+  if (!PyFloat_CheckExact(value) && !PyLong_CheckExact(value) && loses_gradient(value)) {
+    refuse(argument.called, "is a tensor that requires grad, and is taken as a number: pass its .item()");
+  }
   const double number = PyFloat_AsDouble(value);
   if (is_bool(value) || (number == -1.0 && PyErr_Occurred())) {
     const bool too_large = PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_OverflowError);

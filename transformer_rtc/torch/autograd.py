@@ -20,9 +20,8 @@ __all__ = ["recorded"]
 # Of outputs that have a gradient.
 _FLOATS = (FLOAT32.id, FLOAT16.id, BFLOAT16.id)
 _NOBODY = -1
-# What is left out, and what numbers, flags and words mostly are: no tensors.
+# The type of what is left out.
 _ABSENT = frozenset((type(None),))
-_NUMBERS = frozenset((float, int, bool, str, type(None)))
 
 
 def recorded(
@@ -130,7 +129,6 @@ class _Forward:
             place for place in _places(declaration, object) if not isinstance(place.argument, (Array, OutputDType))
         ]
         self._kept = [place.at for place in self._numbers if place.argument.name in gradient.numbers]
-        self._plain = itemgetter(*(place.at for place in self._numbers))
         # In the order in which a call returns them: outputs are always there, results where they are asked for.
         self._returned = _places(declaration, Output, Result)
         self._results = [place.at for place in self._returned if isinstance(place.argument, Result)]
@@ -145,7 +143,7 @@ class _Forward:
     def check(self, values: tuple[Any, ...]) -> None:
         """Refuse what has no gradient."""
         # Of most calls, nothing of this is given.
-        usual = {*map(type, self._unusual(values))} <= _ABSENT and {*map(type, self._plain(values))} <= _NUMBERS
+        usual = {*map(type, self._unusual(values))} <= _ABSENT
         if usual and (not self._others or any(values[place.at] is not None for place in self._pattern)):
             return
 
@@ -162,9 +160,6 @@ class _Forward:
         for _, at in self._dtypes:
             if values[at] is not None and dtype_id(values[at]) not in _FLOATS:
                 refuse(f"an output of {values[at]} has no gradient, and {{who}} requires grad: pass {{who}}.detach()")
-        for place in self._numbers:
-            if isinstance(values[place.at], torch.Tensor) and requires_grad(place):
-                refuse(f"{place.argument.keyword} is a tensor that requires grad, and is taken as a number")
         # The gradient has the shape of what the backward is given of these.
         if all(values[place.at] is None for place in self._pattern):
             for place in self._others:
