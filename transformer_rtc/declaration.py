@@ -17,6 +17,7 @@ from .arguments import (
     Output,
     OutputDType,
     OutputWanted,
+    Result,
     Shape,
     size_of,
 )
@@ -119,6 +120,10 @@ class Declaration:
         for name in taken:
             if name in RESERVED or taken.count(name) > 1:
                 raise ValueError(f"{self.name}: {name} names something else already")
+
+        kinds = [isinstance(array, Result) for array in self.arrays if isinstance(array, (Output, Result))]
+        if self.gradient and kinds != sorted(kinds):
+            raise ValueError(f"{self.name}: outputs come before results, as gradients are given for them")
 
     @property
     def operator(self) -> str:

@@ -128,7 +128,7 @@ def documentation(declaration: Declaration) -> str:
     """Return the documentation of the user's function, in numpydoc's format."""
     parts = [declaration.summary.strip()]
     if declaration.gradient:
-        parts.append(f"torch's autograd records the gradient, which `{declaration.gradient.operator}` computes.")
+        parts.append("torch's autograd records the gradient.")
     parts.append(
         "Parameters\n----------\n"
         + "".join(_entry(a.keyword, _type(declaration, a, default), a.doc) for a, default in declaration.signature)
@@ -139,7 +139,8 @@ def documentation(declaration: Declaration) -> str:
             returned += _entry(array.returned, f"array {_shapes(declaration, array)}", array.returned_doc)
         elif isinstance(array, Result):
             dtype = f", {array.dtypes[0].name}" if len(array.dtypes) == 1 else ""
-            said = f"Only if `{array.keyword}`. {array.returned_doc}".rstrip()
+            alone = " It has no gradient." if declaration.gradient else ""
+            said = f"Only if `{array.keyword}`.{alone} {array.returned_doc}".rstrip()
             returned += _entry(array.name, f"array {_shapes(declaration, array)}{dtype}", said)
     parts += [f"Returns\n-------\n{returned}", _ORDER, _RAISES]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"

@@ -103,6 +103,7 @@ def test_what_needs_no_gradient_has_none_and_the_others_the_bits_of_the_operator
                            for shape, grad in zip(((6, 40), (40,), (40,)), needs, strict=True))  # fmt: skip
         y = getattr(transformer_rtc, name)(x, weight, bias=bias, eps=EPS)
         y.backward(dy)
+        types = next(one.dtypes for one in asked if one.operator == f"{name}_backward")
         with torch.no_grad():
             flags = {"return_dx": needs[0], "return_dweight": needs[1], "return_dbias": needs[2]}
             wanted = {"return_rstd": True} | ({"return_mean": True} if name == "layer_norm" else {})
@@ -113,7 +114,6 @@ def test_what_needs_no_gradient_has_none_and_the_others_the_bits_of_the_operator
         for one, need in zip((x, weight, bias), needs, strict=True):
             assert (one.grad is not None) == need
             assert not need or (one.grad.dtype == dtype and torch.equal(one.grad, next(expected)))
-        types = next(one.dtypes for one in asked if one.operator == f"{name}_backward")
         assert [types[key] is not None for key in ("out", "dweight", "dbias")] == list(needs)
         asked.clear()
 
@@ -170,6 +170,7 @@ REFUSED = [
     ("rms_norm", {"out_dtype": torch.int8, "row_scaling": True}, "an output of torch.int8 has no gradient"),
     ("rms_norm", {"weight_offset": torch.ones((), requires_grad=True)}, "weight_offset is a tensor that requires grad"),
     ("softmax", {"scale": torch.ones((), requires_grad=True)}, "scale is a tensor that requires grad"),
+    ("rms_norm", {"stream": 5}, "stream records no gradient, and x requires grad"),
     ("rms_norm", {"eps": torch.ones((), requires_grad=True)}, "eps is a tensor that requires grad, and"),
     ("rms_norm", {"bias": torch.ones(X, requires_grad=True)}, "bias of each head has a gradient only beside weight"),
 ]  # fmt: skip
@@ -190,6 +191,13 @@ def test_a_number_whose_gradient_would_be_lost_is_refused_while_grad_mode_is_on(
         with torch.no_grad():
             assert getattr(transformer_rtc, name)(torch.ones(X), **given).shape == X
         assert getattr(transformer_rtc, name)(torch.ones(X), **{key: one.detach() for key in given}).shape == X
+
+
+def test_what_is_written_may_not_require_grad_alone():
+    out = torch.empty(X, requires_grad=True)
+    for name in ("rms_norm", "softmax"):
+        with pytest.raises(ArgumentError, match=f"^{name}: out is written in place, .* and out requires grad"):
+            getattr(transformer_rtc, name)(torch.ones(X), out=out)
 
 
 def test_a_second_derivative_is_refused_where_it_is_asked_for():
@@ -242,24 +250,40 @@ def test_what_autograd_saved_and_an_output_overwrites_is_told(name):
         transformer_rtc.rms_norm(torch.ones(4, 32), out=torch.empty(4, 32))
 
 
-def test_the_backward_runs_as_the_forward_did():
-    x, chosen = leaf(4, 32), SimulatedDevice(static=True, seed=5)
+def test_the_backward_runs_as_the_forward_did(monkeypatch):
+    x, chosen = leaf(4, 52), SimulatedDevice(static=True, seed=5)
     with using(chosen):
         y = transformer_rtc.rms_norm(x)
         number = select.chosen.get()
-    seen = []
-    original = operator.Operator._plan
+    seen, original = [], select.device_for
+    monkeypatch.setattr(select, "device_for", lambda of, *others: seen.append(of) or original(of, *others))
+    before = select.chosen.get()
+    y.sum().backward()
+    assert select.chosen.get() == before != number and set(seen) == {number}
 
-    def plan(self, implementation, *asked):
-        seen.append(implementation)
-        return original(self, implementation, *asked)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operator.Operator, "_plan", plan)
-        before = select.chosen.get()
-        y.sum().backward()
-        assert select.chosen.get() == before != number
-    assert set(seen) <= {number}
+def test_nodes_have_the_operators_names():
+    assert transformer_rtc.rms_norm(leaf(4, 32)).grad_fn.name() == "rms_normBackward"
+
+
+def test_an_output_that_needs_nothing_requires_nothing():
+    x, residual, weight = leaf(4, 32, grad=False), leaf(4, 32, grad=False), leaf(32)
+    y, s = transformer_rtc.add_rms_norm(x, residual, weight)
+    assert y.requires_grad and not s.requires_grad
+    y = transformer_rtc.rms_norm_add(x, residual.requires_grad_())
+    assert not y.grad_fn.saved_tensors
+    y.sum().backward()
+    assert (residual.grad == 1).all()
+
+
+def test_a_number_is_what_it_was_at_the_forward():
+    offset, x = torch.tensor(1.0), leaf(4, 32)
+    y = transformer_rtc.rms_norm(x, leaf(32, grad=False).fill_(1), weight_offset=offset)
+    offset.fill_(100.0)
+    y.sum().backward()
+    again = x.detach().clone().requires_grad_()
+    transformer_rtc.rms_norm(again, torch.ones(32), weight_offset=1.0).sum().backward()
+    assert torch.equal(x.grad, again.grad)
 
 
 def test_without_grad_mode_nothing_is_recorded():

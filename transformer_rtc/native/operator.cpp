@@ -156,7 +156,8 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
     return result;
   }
   if (is_grad_enabled != nullptr && records_gradient(call, is_grad_enabled)) {
-    PyObject* result = taking_gil([&] { return PyObject_Vectorcall(gradient_, arguments, count, nullptr); });
+    const py::object gradient = py::reinterpret_borrow<py::object>(gradient_);  // the first call sets another one
+    PyObject* result = taking_gil([&] { return PyObject_Vectorcall(gradient.ptr(), arguments, count, nullptr); });
     if (result == nullptr) throw PythonErrorSet{};
     return result;
   }

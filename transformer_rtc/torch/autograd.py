@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import select
-from ..arguments import Array, Input, Output, OutputDType, OutputWanted, Result, Update
+from ..arguments import Array, Input, Output, OutputDType, OutputWanted, Result, Stream, Update
 from ..arrays import dtype_id
 from ..declaration import Declaration, declaration_of
 from ..errors import ArgumentError
@@ -20,7 +21,8 @@ __all__ = ["recorded"]
 # Of outputs that have a gradient.
 _FLOATS = (FLOAT32.id, FLOAT16.id, BFLOAT16.id)
 _NOBODY = -1
-# The type of what is left out.
+# The type of what is left out, and those of numbers, flags and words that are nothing else.
+_NUMBERS = frozenset((float, int, bool, str, type(None)))
 _ABSENT = frozenset((type(None),))
 
 
@@ -39,26 +41,26 @@ def recorded(
     """
     forward, backward = _Forward(declaration, call_forward), _Backward(declaration, call_backward)
 
-    class Recorded(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(ctx: Any, values: tuple[Any, ...], *inputs: Any) -> Any:
-            ctx.set_materialize_grads(False)
-            return forward.run(ctx, values)
+    def run_forward(ctx: Any, values: tuple[Any, ...], *inputs: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return forward.run(ctx, values)
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return backward.run(ctx, gradients)
-            with torch.no_grad():
-                found = backward.run(ctx, gradients)
-            return _once(declaration.name, found)
+    def run_backward(ctx: Any, *gradients: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return backward.run(ctx, gradients)
+        with torch.no_grad():
+            found = backward.run(ctx, gradients)
+        return _once(declaration.name, found)
 
-    Recorded.__name__ = Recorded.__qualname__ = declaration.name
+    # The class has the operator's name when it is made: torch names the nodes of its graph so.
+    methods = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
+    recorded_function = type(torch.autograd.Function)(declaration.name, (torch.autograd.Function,), methods)
     # Past a wrapper in Python, which looks for transforms of functions: it takes as long as the rest.
-    apply: Callable[..., Any] = super(torch.autograd.Function, Recorded).apply
+    apply: Callable[..., Any] = super(torch.autograd.Function, recorded_function).apply
 
     def call(*values: Any) -> Any:
         forward.check(values)
+        values = forward.plain(values)
         # The inputs alone for autograd: each argument of its own takes it time, in both directions.
         return apply(values, *forward.inputs(values))
 
@@ -114,7 +116,7 @@ class _Steps(NamedTuple):
 
 
 class _Forward:
-    """The call of an operator within `Recorded.forward`, and what its backward needs of it."""
+    """The call of an operator within autograd's forward, and what its backward needs of it."""
 
     def __init__(self, declaration: Declaration, call: Callable[..., Any]) -> None:
         gradient = declaration.gradient
@@ -125,10 +127,14 @@ class _Forward:
         self.inputs = itemgetter(*at) if len(at) > 1 else lambda values: (values[at[0]],)
         self._written = _places(declaration, Output, Update)
         self._dtypes = _places(declaration, OutputDType)
-        self._numbers = [
-            place for place in _places(declaration, object) if not isinstance(place.argument, (Array, OutputDType))
-        ]
+        others = (Array, OutputDType, Stream)
+        self._numbers = [place for place in _places(declaration, object) if not isinstance(place.argument, others)]
         self._kept = [place.at for place in self._numbers if place.argument.name in gradient.numbers]
+        self._of_numbers = itemgetter(*(place.at for place in self._numbers))
+        self._streams = _places(declaration, Stream)
+        number = {place.argument.name: number for number, place in enumerate(self._inputs)}
+        self._gives = [[number[name] for name in names] for names in gradient.gives.values()]
+        self._summed = list(gradient.of)[1:]
         # In the order in which a call returns them: outputs are always there, results where they are asked for.
         self._returned = _places(declaration, Output, Result)
         self._results = [place.at for place in self._returned if isinstance(place.argument, Result)]
@@ -138,7 +144,8 @@ class _Forward:
         taken = gradient.takes.values()
         self._pattern = [place for place in two if place.argument.name in taken]
         self._others = [place for place in two if place.argument.name not in taken]
-        self._unusual = itemgetter(*(place.at for place in (*self._written, *self._dtypes)))
+        unusual = (*self._written, *self._dtypes, *self._streams)
+        self._unusual = itemgetter(*(place.at for place in unusual))
 
     def check(self, values: tuple[Any, ...]) -> None:
         """Refuse what has no gradient."""
@@ -151,8 +158,8 @@ class _Forward:
             return getattr(values[place.at], "requires_grad", False)
 
         def refuse(what: str) -> None:
-            who = next(place.argument.keyword for place in self._inputs if requires_grad(place))
-            raise ArgumentError(f"{self._name}: {what.format(who=who)}")
+            who = (place.argument.keyword for place in (*self._inputs, *self._written) if requires_grad(place))
+            raise ArgumentError(f"{self._name}: {what.format(who=next(who))}")
 
         for argument, at in self._written:
             if values[at] is not None:
@@ -160,12 +167,26 @@ class _Forward:
         for _, at in self._dtypes:
             if values[at] is not None and dtype_id(values[at]) not in _FLOATS:
                 refuse(f"an output of {values[at]} has no gradient, and {{who}} requires grad: pass {{who}}.detach()")
+        for argument, at in self._streams:
+            if values[at] is not None:
+                refuse(f"{argument.keyword} records no gradient, and {{who}} requires grad: use torch.cuda.stream()")
         # The gradient has the shape of what the backward is given of these.
         if all(values[place.at] is None for place in self._pattern):
             for place in self._others:
                 if requires_grad(place) and values[place.at].ndim > 1:
                     names = " or ".join(other.argument.keyword for other in self._pattern)
                     refuse(f"{place.argument.keyword} of each head has a gradient only beside {names}: give ones")
+
+    def plain(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments with numbers as they are now: a tensor that is one may be another at the backward."""
+        if {*map(type, self._of_numbers(values))} <= _NUMBERS:
+            return values
+        changed = list(values)
+        for _, at in self._numbers:
+            if type(values[at]) not in _NUMBERS:
+                with contextlib.suppress(Exception):  # what is no number is refused by the call
+                    changed[at] = values[at].item()
+        return tuple(changed)
 
     def run(self, ctx: Any, values: tuple[Any, ...]) -> Any:
         needs = ctx.needs_input_grad[1:]
@@ -189,6 +210,8 @@ class _Forward:
     def _steps_of(self, needs: tuple[bool, ...], values: tuple[Any, ...]) -> _Steps:
         """Return what to do in calls whose inputs and results are wanted so."""
         saved = [one for one in self._saved if one.only_for == _NOBODY or needs[one.only_for]]
+        if not any(needs[number] for whose in self._gives for number in whose):
+            saved = []  # what is left is the gradient of an output, as it is
         asked = {one.name for one in saved if one.input_at == _NOBODY}
         made: list[str] = []  # in the order in which the call returns them
         ask, show, statistics = [], [], []
@@ -200,7 +223,9 @@ class _Forward:
                 ask.append(at)
             else:
                 show.append(len(made))
-                statistics += [len(made)] if is_result else []
+                # An output that is no more than a sum has the gradient of what was added, if that needs one.
+                is_sum = array.name in self._summed and not any(needs[number] for number in self._gives[0])
+                statistics += [len(made)] if is_result or is_sum else []
             made.append(array.name)
         save = [(True, made.index(one.name)) if one.input_at == _NOBODY else (False, one.input_at) for one in saved]
         return _Steps(ask, show, statistics, save, [at for number, (_, at) in enumerate(self._inputs) if needs[number]])
@@ -225,7 +250,7 @@ class _BackwardSteps(NamedTuple):
 
 
 class _Backward:
-    """The call of the operator that computes the gradients, within `Recorded.backward`."""
+    """The call of the operator that computes the gradients, within autograd's backward."""
 
     def __init__(self, declaration: Declaration, call: Callable[..., Any]) -> None:
         gradient = declaration.gradient

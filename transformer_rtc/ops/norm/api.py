@@ -62,7 +62,7 @@ def rms_norm(
     rounded once: a row whose mean square is no float32, of numbers above 1e19, becomes 0. A row's bits do not depend on
     how many rows there are, nor on where they lie.
 
-    torch's autograd records the gradient, which `rms_norm_backward` computes.
+    torch's autograd records the gradient.
 
     Parameters
     ----------
@@ -110,9 +110,9 @@ def rms_norm(
     y : array [..., hidden]
         Of x's framework and x's type, or as asked for.
     rstd : array [...], float32
-        Only if `return_rstd`.
+        Only if `return_rstd`. It has no gradient.
     row_scale : array [...], float32
-        Only if `row_scaling`.
+        Only if `row_scaling`. It has no gradient.
 
     Several are a tuple in this order, and one is no tuple.
 
@@ -166,7 +166,7 @@ def layer_norm(
     computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
     corrected: a row of large equal numbers with little noise keeps its accuracy.
 
-    torch's autograd records the gradient, which `layer_norm_backward` computes.
+    torch's autograd records the gradient.
 
     Parameters
     ----------
@@ -216,11 +216,11 @@ def layer_norm(
     y : array [..., hidden]
         Of x's framework and x's type, or as asked for.
     mean : array [...], float32
-        Only if `return_mean`.
+        Only if `return_mean`. It has no gradient.
     rstd : array [...], float32
-        Only if `return_rstd`.
+        Only if `return_rstd`. It has no gradient.
     row_scale : array [...], float32
-        Only if `row_scaling`.
+        Only if `row_scaling`. It has no gradient.
 
     Several are a tuple in this order, and one is no tuple.
 
@@ -275,7 +275,7 @@ def add_rms_norm(
     pre-norm transformer passes s on as the next residual, a post-norm one passes y. The gradient is that of
     `add_rms_norm_backward`.
 
-    torch's autograd records the gradient, which `rms_norm_backward` computes.
+    torch's autograd records the gradient.
 
     Parameters
     ----------
@@ -328,9 +328,9 @@ def add_rms_norm(
     s : array [..., hidden]
         Of residual's type.
     rstd : array [...], float32
-        Only if `return_rstd`.
+        Only if `return_rstd`. It has no gradient.
     row_scale : array [...], float32
-        Only if `row_scaling`.
+        Only if `row_scaling`. It has no gradient.
 
     Several are a tuple in this order, and one is no tuple.
 
@@ -385,7 +385,7 @@ def add_layer_norm(
 
     As `add_rms_norm` does it; the gradient is that of `add_layer_norm_backward`.
 
-    torch's autograd records the gradient, which `layer_norm_backward` computes.
+    torch's autograd records the gradient.
 
     Parameters
     ----------
@@ -440,11 +440,11 @@ def add_layer_norm(
     s : array [..., hidden]
         Of residual's type.
     mean : array [...], float32
-        Only if `return_mean`.
+        Only if `return_mean`. It has no gradient.
     rstd : array [...], float32
-        Only if `return_rstd`.
+        Only if `return_rstd`. It has no gradient.
     row_scale : array [...], float32
-        Only if `row_scaling`.
+        Only if `row_scaling`. It has no gradient.
 
     Several are a tuple in this order, and one is no tuple.
 
@@ -495,7 +495,7 @@ def rms_norm_add(
     The form of Gemma 2 and OLMo 2. The gradient of residual is that of y, the others' are those of
     `rms_norm_add_backward`.
 
-    torch's autograd records the gradient, which `rms_norm_backward` computes.
+    torch's autograd records the gradient.
 
     Parameters
     ----------
@@ -532,7 +532,7 @@ def rms_norm_add(
     y : array [..., hidden]
         Of x's framework and residual's type, or as asked for.
     rstd : array [...], float32
-        Only if `return_rstd`.
+        Only if `return_rstd`. It has no gradient.
 
     Several are a tuple in this order, and one is no tuple.
 
@@ -565,7 +565,7 @@ def layer_norm_add(
 
     As `rms_norm_add` does it; the gradients are those of `layer_norm_add_backward`.
 
-    torch's autograd records the gradient, which `layer_norm_backward` computes.
+    torch's autograd records the gradient.
 
     Parameters
     ----------
@@ -604,9 +604,9 @@ def layer_norm_add(
     y : array [..., hidden]
         Of x's framework and residual's type, or as asked for.
     mean : array [...], float32
-        Only if `return_mean`.
+        Only if `return_mean`. It has no gradient.
     rstd : array [...], float32
-        Only if `return_rstd`.
+        Only if `return_rstd`. It has no gradient.
 
     Several are a tuple in this order, and one is no tuple.
 

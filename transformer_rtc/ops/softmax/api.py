@@ -44,7 +44,7 @@ def softmax(
     NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 13 kernels
     serve all lengths: few new lengths compile anything.
 
-    torch's autograd records the gradient, which `softmax_backward` computes.
+    torch's autograd records the gradient.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def softmax(
     y : array [..., keys]
         Of x's framework, or `out`.
     lse : array [...], float32
-        Only if `return_lse`. With the sink's term; -inf where nothing takes part.
+        Only if `return_lse`. It has no gradient. With the sink's term; -inf where nothing takes part.
 
     Several are a tuple in this order, and one is no tuple.
 
@@ -120,7 +120,7 @@ def log_softmax(
     As `softmax` does it; y is -inf where something does not take part. In float16, so is what is below -65504, and the
     backward takes it for the same.
 
-    torch's autograd records the gradient, which `log_softmax_backward` computes.
+    torch's autograd records the gradient.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def log_softmax(
     y : array [..., keys]
         Of x's framework, or `out`.
     lse : array [...], float32
-        Only if `return_lse`. With the sink's term; -inf where nothing takes part.
+        Only if `return_lse`. It has no gradient. With the sink's term; -inf where nothing takes part.
 
     Several are a tuple in this order, and one is no tuple.
 
