@@ -20,6 +20,14 @@ TRTC_DEVICE float forward_value(float x, const Moments& moments, Rstd rstd, floa
   return y;
 }
 
+// Whether x * rstd is rounded before it is multiplied by the weight, to Config::Rounded, which other kernels do not have.
+template <class...>
+using Void = void;
+template <class Config, class = void>
+inline constexpr bool rounds_before_weight = false;
+template <class Config>
+inline constexpr bool rounds_before_weight<Config, Void<typename Config::Rounded>> = true;
+
 // The weight and bias of all columns of a CTA.
 template <class Config>
 struct AffineRow {
@@ -96,6 +104,18 @@ TRTC_DEVICE void load_first(Affine<Config> (&affine)[Count], const AffineRow<Con
   }
 }
 
+// x * rstd, rounded to T, in the place of x.
+template <class T, int N>
+TRTC_DEVICE void round_normals(float (&x)[N], Rstd rstd) {
+  Vec<T, N> rounded;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    rounded.set(i, x[i] * rstd.high, N == 1 ? 0.0f : x[i + (N > 1)] * rstd.high);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = rounded.get(i);
+}
+
 // What a row's y is computed from beside its elements.
 struct Normalization {
   Moments moments;
@@ -109,9 +129,15 @@ template <bool Measures, class Config, class Params, int N>
 TRTC_DEVICE void finish_values(const Params& params, float (&y)[N], const Normalization& row,
                                const Affine<Config>& affine, const Vec<typename Config::Residual, N>& added, int column,
                                int columns, float& most) {
+  if constexpr (rounds_before_weight<Config>) round_normals<typename Config::Rounded>(y, row.rstd);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    y[i] = forward_value<Config>(y[i], row.moments, row.rstd, affine.full_weight(params, i), affine.full_bias(i));
+    if constexpr (rounds_before_weight<Config>) {
+      y[i] *= affine.full_weight(params, i);
+      if constexpr (Config::has_bias) y[i] += affine.full_bias(i);
+    } else {
+      y[i] = forward_value<Config>(y[i], row.moments, row.rstd, affine.full_weight(params, i), affine.full_bias(i));
+    }
     if constexpr (Config::added_after) y[i] += added.get(i);
     if constexpr (Measures) {
       if (Config::within(i, column, columns)) most = Maximum::of(most, magnitude(y[i]));
@@ -205,10 +231,12 @@ constexpr TRTC_DEVICE bool one_pass_of() {
   return Config::centred && Config::rows_per_cta == 1 && Config::vector >= 4;
 }
 
-// Where rows are taken in turn, floats have instructions to spare (262144: 0.936 of a copy, in one pass 0.916).
+// Where rows are taken in turn, floats have instructions to spare (262144: 0.936 of a copy, in one pass 0.916). What
+// counts is the type of what lies in the slot.
 template <class Config>
 constexpr TRTC_DEVICE bool one_pass_in_turn() {
-  return one_pass_of<Config>() && sizeof(typename Config::Held) < 4 && sizeof(typename Config::Output) < 4;
+  using Stored = typename Select<Config::added_before, typename Config::Residual, typename Config::Held>::Type;
+  return one_pass_of<Config>() && sizeof(Stored) < 4 && sizeof(typename Config::Output) < 4;
 }
 
 // The inputs of a row: x, and the residual that is added before or after; and their sum, where it is added before.
@@ -221,6 +249,9 @@ struct ForwardRows : InputRows<Config, ForwardRows<Config>> {
     // Deviations outside are left out anyway: a row need not wait for zeros (4093: 0.83 of a copy, and 0.81; 5121: 0.87
     // and 0.85).
     leaves_outside = Config::ragged && one_pass_in_turn<Config>(),
+    // Whether the sum is kept in the residual's place in the slot; one of another type is added up each time that it is
+    // read, to the same bits.
+    keeps_sum = Config::added_before && is_same<Held, typename Config::Residual>,
   };
   InputRow<typename Config::Input, Config> x;
   InputRow<typename Config::Residual, Config> residual;
@@ -240,7 +271,16 @@ struct ForwardRows : InputRows<Config, ForwardRows<Config>> {
 
   // What is normalized: x, or its sum with the residual, which is written and kept in the slot.
   TRTC_DEVICE Vec<Held, N> first_held_at(OutputRow<Held, Config>& sum_out, int k, int slot, int columns) const {
-    if constexpr (Config::added_before) {
+    if constexpr (Config::added_before && !keeps_sum) {
+      const Vec<Held, N> value = held_at(slot);
+      // No shared memory is kept for it: a Vec that is not whole, or not aligned, is stored by elements.
+      Held* const to = sum_out.global + (slot - sum_out.shift);
+      const int begin = sum_out.shift - slot, end = columns + begin;
+      const bool whole = sum_out.aligned && (Config::inside(k) || (begin <= 0 && end >= N));
+      value.store(to, whole);
+      if (!whole) value.store_each(to, begin, end);
+      return value;
+    } else if constexpr (Config::added_before) {
       const Vec<Held, N> value = sum_of_vecs<Held>(x.at(slot), residual.at(slot));
       value.template store<Space::shared>(sum_out.shared + slot, true);
       if constexpr (Config::ragged) {
@@ -254,8 +294,10 @@ struct ForwardRows : InputRows<Config, ForwardRows<Config>> {
     }
   }
   TRTC_DEVICE Vec<Held, N> held_at(int slot) const {
-    if constexpr (Config::added_before) {
+    if constexpr (keeps_sum) {
       return residual.at(slot);
+    } else if constexpr (Config::added_before) {
+      return sum_of_vecs<Held>(x.at(slot), residual.at(slot));
     } else {
       return x.at(slot);
     }
@@ -604,7 +646,7 @@ TRTC_DEVICE void norm_forward_in_shared(const Params& params) {
         total[r * 2] = own.sums.of_row[0];
         total[r * 2 + 1] = own.sums.of_row[1];
       }
-      if constexpr (Config::added_before) sum_out[r].finish(0, columns, thread, true);
+      if constexpr (ForwardRows<Config>::keeps_sum) sum_out[r].finish(0, columns, thread, true);
     }
     if constexpr (loads_ahead && !loads_early) load_first(ahead, affine_row, thread, columns);
 
@@ -811,7 +853,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
             const int slot = (k * threads + thread) * N;
             if (ring.inputs.came(slot, k, columns)) ring.inputs.first_held_at(sum_out, k, slot, columns);
           }
-          cta_barrier();  // others' sums
+          if constexpr (ForwardRows<Config>::keeps_sum) cta_barrier();  // others' sums
         }
         // Each thread by itself: a barrier takes longer (4097: 0.857 of a copy, and 0.847).
         if constexpr (one_pass) shift[0] = own.shift_from(ring.inputs.held_columns(0, 0, columns), columns, row_shift);
@@ -856,7 +898,7 @@ TRTC_DEVICE void norm_forward_in_turn(const Params& params) {
         total[0] = own.sums.of_row[0];
         total[1] = own.sums.of_row[1];
       }
-      if constexpr (Config::added_before) sum_out.finish(0, columns, thread, true);
+      if constexpr (ForwardRows<Config>::keeps_sum) sum_out.finish(0, columns, thread, true);
       reduction.template reduce_in_cta<Sum, 0>(total);
       if constexpr (centred) {
         const float reciprocal = reciprocal_columns_of_cta<Config>(place.rank);

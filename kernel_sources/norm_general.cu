@@ -52,7 +52,24 @@ TRTC_DEVICE Moments moments_of(const Row& x, Reduction& reduction, int thread, i
   return combined_moments<1>(shift, sums[0], sums[1], static_cast<float>(hidden), reciprocal_hidden, reciprocal_hidden);
 }
 
-template <class Row, bool Centred, int Threads, int RowsPerCta, class Params>
+// Values become the nearest ones of a type of 16 bits.
+template <int N>
+TRTC_DEVICE void round_to(Dtype dtype, float (&values)[N]) {
+  const bool is_bfloat16 = dtype == Dtype::bfloat16;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const uint32 pair = is_bfloat16 ? halves_from_floats<bfloat16>(values[i], values[i + 1])
+                                    : halves_from_floats<float16>(values[i], values[i + 1]);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint32 half = pair >> 16 * j;
+      values[i + j] = is_bfloat16 ? float_from_half<bfloat16>(half) : float_from_half<float16>(half);
+    }
+  }
+}
+
+// `Rounds`: x * rstd is rounded to the type of what is normalized, one of 16 bits, before the weight is multiplied.
+template <class Row, bool Centred, int Threads, int RowsPerCta, bool Rounds, class Params>
 TRTC_DEVICE void norm_forward_of(const Params& params) {
   constexpr int N = forward_vector;
   const int thread = thread_index() % Threads;
@@ -104,10 +121,19 @@ TRTC_DEVICE void norm_forward_of(const Params& params) {
         float y[N], other[N];
         x.load(y, column);
         if (weight.present()) weight.load(other, column);
+        if constexpr (Rounds) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) y[i] *= rstd.high;
+          round_to(x.dtype, y);
+        }
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          if constexpr (Centred) y[i] = (y[i] - moments.mean) - moments.rest;
-          y[i] = normalized<float>(y[i], rstd, weight.present() ? other[i] + params.weight_offset : 1.0f);
+          if constexpr (Rounds) {
+            y[i] *= weight.present() ? other[i] + params.weight_offset : 1.0f;
+          } else {
+            if constexpr (Centred) y[i] = (y[i] - moments.mean) - moments.rest;
+            y[i] = normalized<float>(y[i], rstd, weight.present() ? other[i] + params.weight_offset : 1.0f);
+          }
         }
         if (bias.present()) {
           bias.load(other, column);
@@ -147,7 +173,7 @@ TRTC_DEVICE void norm_forward_of(const Params& params) {
   }
 }
 
-template <bool Centred, int Threads, int RowsPerCta, class Params>
+template <bool Centred, int Threads, int RowsPerCta, bool Rounds = false, class Params>
 TRTC_DEVICE void norm_forward_rows(const Params& params) {
   const bool scales =
       params.scale != nullptr || params.amax != nullptr || params.scale_inv != nullptr || params.row_scale != nullptr;
@@ -159,9 +185,11 @@ TRTC_DEVICE void norm_forward_rows(const Params& params) {
            params.residual_out_inner_stride);
   type.add(params.weight, params.weight_dtype, 0, 0);
   type.add(params.bias, params.bias_dtype, 0, 0);
-  if (type.is_half()) return norm_forward_of<TypedRow<bfloat16>, Centred, Threads, RowsPerCta>(params);
-  if (type.is_float()) return norm_forward_of<TypedRow<float>, Centred, Threads, RowsPerCta>(params);
-  norm_forward_of<AnyRow, Centred, Threads, RowsPerCta>(params);
+  if (type.is_half()) return norm_forward_of<TypedRow<bfloat16>, Centred, Threads, RowsPerCta, Rounds>(params);
+  if constexpr (!Rounds) {
+    if (type.is_float()) return norm_forward_of<TypedRow<float>, Centred, Threads, RowsPerCta, Rounds>(params);
+  }
+  norm_forward_of<AnyRow, Centred, Threads, RowsPerCta, Rounds>(params);
 }
 
 // Adds to partial sums of neighbouring columns, or sets them, and forgets what was added. The last ones may lie behind

@@ -54,6 +54,8 @@ class Case(NamedTuple):
     heads: int = 0  # with a weight and bias of their own; 0: all rows have the same
     margin: int = 0  # multiprocessors to leave free
     weight_offset: float = 0.0
+    sum: DType | None = None  # of x and the residual before a norm; None: the residual's
+    rounds: bool = False  # x * rstd before the weight
     label: str = ""  # what the case stands for
 
     @property
@@ -98,7 +100,7 @@ class Case(NamedTuple):
         else:
             of = {
                 "x": self.x, "residual": self.residual, "weight": self.weight, "bias": self.bias, "out": self.out,
-                "residual_out": self.residual, "mean": FLOAT32 if self.mean else None,
+                "residual_out": self.sum or self.residual, "mean": FLOAT32 if self.mean else None,
                 "rstd": FLOAT32 if self.rstd else None,
                 **{name: FLOAT32 if name in self.scaling else None for name in (*DELAYED, *BY_ROW)},
             }  # fmt: skip
@@ -109,12 +111,13 @@ class Case(NamedTuple):
     def name(self) -> str:
         parts = [self.label] if self.label else []
         parts += [self.operator, "x".join(map(str, self.shape)), self.x.symbol]
-        for name, dtype in (("w", self.weight), ("b", self.bias), ("r", self.residual), ("dy", self.dy)):
+        inputs = {"w": self.weight, "b": self.bias, "r": self.residual, "s": self.sum, "dy": self.dy}
+        for name, dtype in inputs.items():
             parts += [f"{name}_{dtype.symbol}"] if dtype else []
         parts.append(self.out.symbol if self.out else "none")
         for name, dtype in (("dw", self.dweight), ("db", self.dbias)):
             parts += [f"{name}_{dtype.symbol}"] if dtype else []
-        parts += [name for name, value in (("mean", self.mean), ("rstd", self.rstd)) if value]
+        parts += [name for name, value in (("rounds", self.rounds), ("mean", self.mean), ("rstd", self.rstd)) if value]
         parts += self.scaling
         parts += [name for name, value in (("heads", self.heads), ("margin", self.margin)) if value]
         if self.weight and self.weight_offset:
@@ -123,7 +126,8 @@ class Case(NamedTuple):
 
     @property
     def request(self) -> Request:
-        return Request(self.operator, self.types, self.hidden, per_head=self.heads > 0, margin=self.margin > 0)
+        flags = frozenset({"round_before_weight"} if self.rounds else ())
+        return Request(self.operator, self.types, self.hidden, self.heads > 0, self.margin > 0, flags)
 
     def stages(self, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         """Return its launches."""
@@ -292,6 +296,7 @@ def features(case: Case) -> set[tuple[Any, ...]]:
         if name not in (*DELAYED, *BY_ROW):
             found.add((name, dtype.name if dtype else None, case.backward))
     found |= {("heads", min(case.heads, 2), case.backward), ("margin", case.margin, case.backward)}
+    found |= {("sum", case.sum, case.backward), ("rounds", case.rounds, case.backward)}
     found.add(("offset", case.weight is not None and case.weight_offset, case.backward))
     if case.backward:
         found.add(("wanted", case.out is None, case.dweight is None, case.dbias is None))
@@ -323,6 +328,26 @@ def _others() -> Iterator[Case]:
                 yield case
 
 
+def _sums_and_rounding(cases: Sequence[Case]) -> Iterator[Case]:
+    """Yield forward cases with a sum of each type other than the residual's, and with a rounded product.
+
+    Each layout and each general kernel has them.
+    """
+    tried: set[tuple[Any, ...]] = set()
+    for case in (case for case in cases if not case.backward and case.adds != "after"):
+        layout = layout_of(case, ARCHITECTURES[90])
+        sums = [one for one in FLOATS if one is not case.residual and (layout, one) not in tried] if case.adds else []
+        for sum_ in sums or [None]:
+            one = case._replace(sum=sum_)
+            general = one.general()[0].symbol
+            held = one.types.get("residual_out") or one.x
+            tries = {("rounds", layout), ("rounds", general)}
+            rounds = not case.centred and held is not FLOAT32 and not tries <= tried
+            if sum_ or rounds:
+                tried |= {(layout, sum_), *(tries if rounds else ())}
+                yield one._replace(rounds=rounds)
+
+
 PLAIN = tuple(
     Case(rows, hidden, FLOATS[number % len(FLOATS)], FLOATS[number % len(FLOATS)], FLOATS[number % len(FLOATS)])
     for number, (rows, hidden) in enumerate(
@@ -335,7 +360,9 @@ _FIXED = [
     Case(1, 1 << 20, BFLOAT16, BFLOAT16, FLOAT8_E4M3, operator="add_rms_norm", residual=BFLOAT16, scaling=("amax",))
 ]
 _SCALED = (case for case, _ in scaled_rows())
-CASES = tuple({case.name: case for case in (*PLAIN, *_transformer_engine(), *_SCALED, *_FIXED, *_others())}.values())
+_OTHERS = tuple(_others())
+_ALL = (*PLAIN, *_transformer_engine(), *_SCALED, *_FIXED, *_OTHERS, *_sums_and_rounding((*PLAIN, *_OTHERS)))
+CASES = tuple({case.name: case for case in _ALL}.values())
 
 
 def division_of(case: Case, limits: DeviceLimits) -> tuple[Any, ...]:

@@ -154,8 +154,8 @@ class Norm:
     def spec(self) -> KernelSpec:
         return ForwardSpec(
             norm=self.norm, input=self.dtype, weight=self.dtype if self.weight else None, bias=None, residual=None,
-            adds="", output=self.dtype, stores=("rstd",) if self.rstd else (), scale=False, per_head=False,
-            repeats=False, hidden=self.hidden, config=self.norm_config,
+            adds="", sum=None, rounds=False, output=self.dtype, stores=("rstd",) if self.rstd else (), scale=False,
+            per_head=False, repeats=False, hidden=self.hidden, config=self.norm_config,
         )  # fmt: skip
 
     @property

@@ -192,8 +192,9 @@ def calls(draw: st.DrawFn) -> Call:
                 shift = 0 if where == 2 else draw(st.integers(-GUARD // 2, GUARD // 2))
                 call.placed[name] = source
                 call.given[name] = source.view_of(source.base, shift)
-        elif name in ("out_dtype", "dweight_dtype"):
-            types = [*FLOATS, *(() if call.softmax or "backward" in call.name else DTYPES)]
+        elif name in ("out_dtype", "dweight_dtype", "residual_dtype"):
+            few = call.softmax or "backward" in call.name or name == "residual_dtype"
+            types = [*FLOATS, *(() if few else DTYPES)]
             chosen = draw(st.sampled_from(types))
             call.given[name] = draw(st.sampled_from([chosen, chosen.name, chosen.type]))
         elif name == "causal":
@@ -315,11 +316,14 @@ def _norm(call: Call, given: Mapping[str, Any]) -> dict[str, Expected]:
     x, residual = given["x"], given.get("residual")
     found = {}
     if call.name.startswith("add_"):
-        x, residual = reference.added(x, residual), None
+        given_sum = given.get("residual_out")
+        sum_ = given_sum.dtype if given_sum is not None else np.dtype(given.get("residual_dtype") or residual.dtype)
+        x, residual = reference.added(x, residual, DTYPES[sum_]), None
         found["residual_out"] = Expected(x.astype(np.float64), np.zeros(x.shape))
     like = given["residual"].dtype if call.name.endswith("_add") else given["x"].dtype
     out = given["out"].dtype if given.get("out") is not None else np.dtype(given.get("out_dtype") or like)
-    made = reference.forward(centred, x, weight, bias, eps, offset, residual, DTYPES[out])
+    rounds = bool(given.get("round_before_weight", False))
+    made = reference.forward(centred, x, weight, bias, eps, offset, residual, DTYPES[out], rounds)
     y = made.pop("out")
     results = {"out": y, **found}
     results |= {name: made[name] for name in ("mean", "rstd") if given.get(f"return_{name}", False)}

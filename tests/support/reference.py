@@ -21,7 +21,8 @@ and its square by 6 u. Every forward is allowed as much.
 y. A deviation errs by u in each of two subtractions, of which the first one's result is larger by the shift's distance
 from the mean, and by the mean's error; weight + offset errs by u. The two products err by u together where y is
 float32, for the first one's error is corrected; elsewhere by u each, and by u because rstd is cut to one float. Adding
-a bias or a residual errs by u of the result.
+a bias or a residual errs by u of the result. Where x * rstd is rounded before the weight, what it is rounded to is one
+of the numbers that those within its error are rounded to, mostly the same one, and one more product errs by u.
 
 dx = rstd * (g - x' * mean(g * x') - mean(g)) + dresidual. g = dy * (weight + offset) errs by 2 u. x' errs as above, or
 by 2 u where mean and rstd are given: what is given is exact. A mean over the row errs by SUM u, and by what its terms
@@ -127,10 +128,11 @@ def _statistics(x: np.ndarray, centred: bool, eps: float, shifted: bool = False)
     return _Statistics(mean, 1.0 / np.sqrt(squares + _float32(eps)), mean_error, rstd_error, shift_error, distance)
 
 
-def added(x: np.ndarray, residual: np.ndarray) -> np.ndarray:
-    """Return x + residual as a kernel rounds it: to float32, then to the residual's type."""
+def added(x: np.ndarray, residual: np.ndarray, dtype: DType | None = None) -> np.ndarray:
+    """Return x + residual as a kernel rounds it: to float32, then to a type, by default the residual's."""
     with np.errstate(all="ignore"):
-        return (x.astype(np.float32) + residual.astype(np.float32)).astype(residual.dtype)
+        total = x.astype(np.float32) + residual.astype(np.float32)
+        return total.astype(NUMPY_TYPES[dtype] if dtype else residual.dtype)
 
 
 def forward(
@@ -142,8 +144,13 @@ def forward(
     weight_offset: float = 0.0,
     residual: np.ndarray | None = None,
     out: DType = FLOAT32,
+    rounds: bool = False,
 ) -> dict[str, Expected]:
-    """Return out, mean and rstd. `residual` is added to y; for what is added before, x is what `added` returns."""
+    """Return out, mean and rstd. `residual` is added to y; for what is added before, x is what `added` returns.
+
+    `rounds`: x * rstd is rounded to x's type before the weight, where that is no float32.
+    """
+    rounded = x.dtype if rounds and x.dtype != np.float32 else None
     x, b, r = _wide(x), _wide(bias), _wide(residual)
     w = np.float64(1.0) if weight is None else _wide(weight) + _float32(weight_offset)
     with np.errstate(all="ignore"):
@@ -154,6 +161,13 @@ def forward(
         y = normal * w
         deviation_error = s.mean_error + U * s.distance
         bound = np.abs(y) * relative + deviation_error * s.rstd * np.abs(w) + _SMALLEST * (1 + np.abs(w))
+        if rounded is not None:
+            error = np.abs(normal) * (s.rstd_error + 4 * U)
+            error = np.where(np.isfinite(error), error, 0)  # of a row with an infinity
+            least, most = ((normal + error * way).astype(rounded).astype(np.float64) for way in (-1, 1))
+            normal = np.where(least == most, least, (least + most) / 2)
+            y = normal * w
+            bound = np.where(least == most, 0, np.abs(most - least) / 2 * np.abs(w)) + 2 * U * np.abs(y) + _SMALLEST
         for more in [b] * (bias is not None) + [r] * (residual is not None):
             y = y + more
             bound = bound + U * np.abs(y)

@@ -36,8 +36,8 @@ def test_a_function_says_what_it_takes_and_returns(name):
 SIGNATURES = {
     "rms_norm": (
         "x, weight=None, eps=1e-06, *, bias=None, weight_offset=0.0, out=None, out_dtype=None, "
-        "return_rstd=False, scale=None, amax=None, scale_inv=None, row_scaling=False, sm_margin=0, "
-        "stream=None"
+        "round_before_weight=False, return_rstd=False, scale=None, amax=None, scale_inv=None, "
+        "row_scaling=False, sm_margin=0, stream=None"
     ),
     "layer_norm": (
         "x, weight=None, bias=None, eps=1e-05, *, weight_offset=0.0, out=None, out_dtype=None, "
@@ -46,13 +46,13 @@ SIGNATURES = {
     ),
     "add_rms_norm": (
         "x, residual, weight=None, eps=1e-06, *, bias=None, weight_offset=0.0, out=None, residual_out=None, "
-        "out_dtype=None, return_rstd=False, scale=None, amax=None, scale_inv=None, row_scaling=False, "
-        "sm_margin=0, stream=None"
+        "out_dtype=None, residual_dtype=None, round_before_weight=False, return_rstd=False, scale=None, "
+        "amax=None, scale_inv=None, row_scaling=False, sm_margin=0, stream=None"
     ),
     "add_layer_norm": (
         "x, residual, weight=None, bias=None, eps=1e-05, *, weight_offset=0.0, out=None, residual_out=None, "
-        "out_dtype=None, return_mean=False, return_rstd=False, scale=None, amax=None, scale_inv=None, "
-        "row_scaling=False, sm_margin=0, stream=None"
+        "out_dtype=None, residual_dtype=None, return_mean=False, return_rstd=False, scale=None, amax=None, "
+        "scale_inv=None, row_scaling=False, sm_margin=0, stream=None"
     ),
     "rms_norm_add": (
         "x, residual, weight=None, eps=1e-06, *, bias=None, weight_offset=0.0, out=None, out_dtype=None, "

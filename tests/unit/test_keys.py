@@ -43,8 +43,9 @@ from transformer_rtc.spec import (
 
 CONFIG = NormConfig(threads_per_row=64, rows_per_cta=1, vector=8, steps=2, ctas_per_row=4, clusters=True)
 BASE = ForwardSpec(
-    norm="rms_norm", input=BFLOAT16, weight=BFLOAT16, bias=BFLOAT16, residual=BFLOAT16, adds="before", output=BFLOAT16,
-    stores=(), scale=False, per_head=False, repeats=False, hidden=4096, config=CONFIG,
+    norm="rms_norm", input=BFLOAT16, weight=BFLOAT16, bias=BFLOAT16, residual=BFLOAT16, adds="before",
+    sum=BFLOAT16, rounds=False, output=BFLOAT16, stores=(), scale=False, per_head=False, repeats=False, hidden=4096,
+    config=CONFIG,
 )  # fmt: skip
 BACK = BackwardSpec(
     norm="rms_norm", gradient=BFLOAT16, input=BFLOAT16, weight=BFLOAT16, residual=BFLOAT16, output=BFLOAT16,
@@ -72,10 +73,10 @@ VALUES_OF = {
     "hidden": (1, 11, 111, 4096),
     "rows_per_group": (1, 8, 11),
     "columns": (8, 32, 128),
-    **dict.fromkeys(("input", "gradient"), _TYPES),
+    **dict.fromkeys(("input", "gradient", "sum"), _TYPES),
     **dict.fromkeys(("weight", "bias", "residual", "dweight", "dbias"), (*_TYPES, None)),
     "output": (*_TYPES, FLOAT8_E4M3, FLOAT8_E5M2, INT8),
-    **dict.fromkeys(("scale", "per_head", "repeats", "statistics"), (False, True)),
+    **dict.fromkeys(("scale", "per_head", "repeats", "rounds", "statistics"), (False, True)),
 }
 
 
@@ -103,7 +104,7 @@ def _axes():
                 now = getattr(config, name)
                 other = not now if name in BOOLEANS else 2 * now or 2
                 yield base, dataclasses.replace(base, config=dataclasses.replace(config, **{name: other}))
-    yield BASE, dataclasses.replace(BASE, adds="", residual=None)
+    yield BASE, dataclasses.replace(BASE, adds="", residual=None, sum=None)
 
 
 def test_what_changes_the_machine_code_changes_symbol_and_key():
@@ -256,7 +257,7 @@ def _specs():
 
     def canonical(spec):
         if isinstance(spec, ForwardSpec) and drawn.random() < 0.3:
-            return dataclasses.replace(spec, adds="", residual=None)
+            return dataclasses.replace(spec, adds="", residual=None, sum=None)
         if isinstance(spec, BackwardSpec) and spec.output is None:
             return dataclasses.replace(spec, weight=None, residual=None)
         return spec

@@ -47,6 +47,7 @@ def rms_norm(
     weight_offset: float = 0.0,
     out: Any = None,
     out_dtype: Any = None,
+    round_before_weight: bool = False,
     return_rstd: bool = False,
     scale: Any = None,
     amax: Any = None,
@@ -85,6 +86,11 @@ def rms_norm(
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    round_before_weight : bool
+        Whether ``x * rstd`` is rounded to x's type before it is multiplied by the weight, and y is rounded once
+        more: the bits of code that computes these two steps one after the other, such as Hugging Face's
+        LlamaRMSNorm, where rstd is equal. It changes nothing where that type is float32. The gradient takes no
+        account of it.
     return_rstd : bool
         Whether to return rstd as well.
     scale : array of one float32, optional
@@ -131,6 +137,7 @@ def rms_norm(
         weight_offset,
         out,
         out_dtype,
+        round_before_weight,
         return_rstd,
         scale,
         amax,
@@ -261,6 +268,8 @@ def add_rms_norm(
     out: Any = None,
     residual_out: Any = None,
     out_dtype: Any = None,
+    residual_dtype: Any = None,
+    round_before_weight: bool = False,
     return_rstd: bool = False,
     scale: Any = None,
     amax: Any = None,
@@ -271,9 +280,9 @@ def add_rms_norm(
 ) -> Any:
     """Add a residual, then normalize: ``s = x + residual``, ``y = rms_norm(s, weight, eps)``.
 
-    s is rounded to the residual's type, and it is the rounded s that is normalized: the same bits as two calls give. A
-    pre-norm transformer passes s on as the next residual, a post-norm one passes y. The gradient is that of
-    `add_rms_norm_backward`.
+    s is the sum in float32, rounded once to the residual's type or to `residual_dtype`, and it is the rounded s that
+    is normalized, as two calls would do it. A pre-norm transformer passes s on as the next residual, a post-norm one
+    passes y. The gradient is that of `add_rms_norm_backward`.
 
     torch's autograd records the gradient.
 
@@ -296,11 +305,20 @@ def add_rms_norm(
         Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
         type that `out_dtype` names.
     residual_out : array [..., hidden], optional
-        Where s is written, in residual's type. It may be x itself or residual itself: out=x and
-        residual_out=residual is in place.
+        Where s is written, in any type that `residual_dtype` names. It may be x itself or residual itself: out=x
+        and residual_out=residual is in place.
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    residual_dtype : data type, optional
+        Of s where `residual_out` is not given, of any framework or by name; residual's by default. float32, float16
+        or bfloat16: float32 begins a residual stream of float32 beside inputs of 16 bits. y's type does not depend
+        on it.
+    round_before_weight : bool
+        Whether ``x * rstd`` is rounded to the type of s before it is multiplied by the weight, and y is rounded
+        once more: the bits of code that computes these two steps one after the other, such as Hugging Face's
+        LlamaRMSNorm, where rstd is equal. It changes nothing where that type is float32. The gradient takes no
+        account of it.
     return_rstd : bool
         Whether to return rstd as well.
     scale : array of one float32, optional
@@ -326,7 +344,7 @@ def add_rms_norm(
     y : array [..., hidden]
         Of x's framework and x's type, or as asked for.
     s : array [..., hidden]
-        Of residual's type.
+        Of residual's type, or as asked for.
     rstd : array [...], float32
         Only if `return_rstd`. It has no gradient.
     row_scale : array [...], float32
@@ -351,6 +369,8 @@ def add_rms_norm(
         out,
         residual_out,
         out_dtype,
+        residual_dtype,
+        round_before_weight,
         return_rstd,
         scale,
         amax,
@@ -372,6 +392,7 @@ def add_layer_norm(
     out: Any = None,
     residual_out: Any = None,
     out_dtype: Any = None,
+    residual_dtype: Any = None,
     return_mean: bool = False,
     return_rstd: bool = False,
     scale: Any = None,
@@ -406,11 +427,15 @@ def add_layer_norm(
         Where y is written: x itself or residual itself, or an array that shares no element with the inputs, of any
         type that `out_dtype` names.
     residual_out : array [..., hidden], optional
-        Where s is written, in residual's type. It may be x itself or residual itself: out=x and
-        residual_out=residual is in place.
+        Where s is written, in any type that `residual_dtype` names. It may be x itself or residual itself: out=x
+        and residual_out=residual is in place.
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    residual_dtype : data type, optional
+        Of s where `residual_out` is not given, of any framework or by name; residual's by default. float32, float16
+        or bfloat16: float32 begins a residual stream of float32 beside inputs of 16 bits. y's type does not depend
+        on it.
     return_mean : bool
         Whether to return the mean as well.
     return_rstd : bool
@@ -438,7 +463,7 @@ def add_layer_norm(
     y : array [..., hidden]
         Of x's framework and x's type, or as asked for.
     s : array [..., hidden]
-        Of residual's type.
+        Of residual's type, or as asked for.
     mean : array [...], float32
         Only if `return_mean`. It has no gradient.
     rstd : array [...], float32
@@ -465,6 +490,7 @@ def add_layer_norm(
         out,
         residual_out,
         out_dtype,
+        residual_dtype,
         return_mean,
         return_rstd,
         scale,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...arguments import Argument, Input, Margin, Output, OutputDType, OutputWanted, Real, Result, Stream, Update
+from ...arguments import Argument, Flag, Input, Margin, Output, OutputDType, OutputWanted, Real, Result, Stream, Update
 from ...declaration import Declaration, Gradient
 from ...spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 from .family import OPERATORS, NormFamily
@@ -118,6 +118,26 @@ def _eps(norm: str, doc: str) -> Real:
     return Real("eps", 1e-6 if norm == "rms_norm" else 1e-5, minimum=0, doc=doc)
 
 
+_RESIDUAL_DTYPE = OutputDType(
+    "residual_dtype",
+    _FLOATS,
+    ("residual_out",),
+    doc="""Of s where `residual_out` is not given, of any framework or by name; residual's by default. float32, float16
+    or bfloat16: float32 begins a residual stream of float32 beside inputs of 16 bits. y's type does not depend on
+    it.""",
+)
+
+
+def _round_before_weight(adds: str) -> Flag:
+    whose = "the type of s" if adds else "x's type"
+    return Flag(
+        "round_before_weight",
+        doc=f"""Whether ``x * rstd`` is rounded to {whose} before it is multiplied by the weight, and y is rounded once
+        more: the bits of code that computes these two steps one after the other, such as Hugging Face's LlamaRMSNorm,
+        where rstd is equal. It changes nothing where that type is float32. The gradient takes no account of it.""",
+    )
+
+
 def _forward(name: str, summary: str) -> Declaration:
     norm, adds, _ = OPERATORS[name]
     centred = norm == "layer_norm"
@@ -151,10 +171,10 @@ def _forward(name: str, summary: str) -> Declaration:
                 _ROWS,
                 _FLOATS,
                 like="residual",
-                doc="""Where s is written, in residual's type. It may be x itself or residual itself: out=x and
-                residual_out=residual is in place.""",
+                doc="""Where s is written, in any type that `residual_dtype` names. It may be x itself or residual
+                itself: out=x and residual_out=residual is in place.""",
                 returned="s",
-                returned_doc="Of residual's type.",
+                returned_doc="Of residual's type, or as asked for.",
             )
         )
     arguments += [
@@ -165,6 +185,8 @@ def _forward(name: str, summary: str) -> Declaration:
             doc=f"""Of y where `out` is not given, of any framework or by name; {whose} by default. float32, float16 or
             bfloat16{quantized}.""",
         ),
+        *([_RESIDUAL_DTYPE] if adds == "before" else []),
+        *([_round_before_weight(adds)] if not centred and adds != "after" else []),
         *([_MEAN] if centred else []),
         _RSTD,
         *(_SCALING if adds != "after" else ()),
@@ -215,9 +237,9 @@ ADD_RMS_NORM = _forward(
     "add_rms_norm",
     """Add a residual, then normalize: ``s = x + residual``, ``y = rms_norm(s, weight, eps)``.
 
-s is rounded to the residual's type, and it is the rounded s that is normalized: the same bits as two calls give. A
-pre-norm transformer passes s on as the next residual, a post-norm one passes y. The gradient is that of
-`add_rms_norm_backward`.""",
+s is the sum in float32, rounded once to the residual's type or to `residual_dtype`, and it is the rounded s that
+is normalized, as two calls would do it. A pre-norm transformer passes s on as the next residual, a post-norm one
+passes y. The gradient is that of `add_rms_norm_backward`.""",
 )
 ADD_LAYER_NORM = _forward(
     "add_layer_norm",

@@ -67,10 +67,6 @@ class NormFamily:
                 refuse(f"mean and rstd must be given together, or neither; {missing} is None")
             return
         assert out is not None
-        if dtypes.get("residual_out") not in (None, dtypes.get("residual")):
-            found, wanted = dtypes["residual_out"], dtypes["residual"]
-            assert found is not None and wanted is not None
-            refuse(f"residual_out must be {wanted.name} like residual; it is {found.name}")
         quantized = out in _FLOAT8 or out is INT8
         if dtypes.get("row_scale") is not None:
             if not quantized:
@@ -129,9 +125,10 @@ def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
     # What a CTA that takes rows in turn keeps of the weight is of all rows.
     in_turn = not request.per_head
     columns = [dtype for dtype in (dtypes["weight"], dtypes["bias"]) if dtype]
-    held = residual if residual and adds == "before" else x
+    replaced = residual if residual and adds == "before" else x
+    sum_ = dtypes.get("residual_out")
     row_scaled = dtypes.get("row_scale") is not None
-    config = configure(norm, request.columns, rows, columns, held, out, limits, in_turn, row_scaled, adds == "before")
+    config = configure(norm, request.columns, rows, columns, replaced, out, limits, in_turn, row_scaled, sum_)
     return ForwardSpec(
         norm=norm,
         input=x,
@@ -139,6 +136,8 @@ def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
         bias=dtypes["bias"],
         residual=residual,
         adds=adds,
+        sum=sum_,
+        rounds=general.rounds(request),
         output=out,
         stores=tuple(
             name for name in ("mean", "rstd", "amax", "scale_inv", "row_scale") if dtypes.get(name) is not None

@@ -16,7 +16,7 @@ from ..programs import GEOMETRY, HEADS, MINIMAL, dtypes, entry_rule, literal, po
 from .backward import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, partial_bytes
 from .kernels import REALS
 
-__all__ = ["GeneralSpec", "launches", "params_of", "program"]
+__all__ = ["GeneralSpec", "launches", "params_of", "program", "rounds"]
 
 _SOURCE = "norm_general.cu"
 
@@ -88,6 +88,9 @@ def _kernels(rows: str = "") -> dict[str, GeneralKernel]:
                 found[f"{norm}_backward_{shape.name}{_of_heads(heads)}"] = GeneralKernel(
                     _BACKWARD, shape.bounds, template
                 )
+    for shape in _SHAPES["forward"]:
+        template = f"norm_forward_rows<false, {shape.threads}, {shape.rows}, true>"
+        found[f"rms_norm_forward_{shape.name}_rounds"] = GeneralKernel(_FORWARD, shape.bounds, template)
     for heads, per_group in ((False, 1), (True, _BATCH)):
         found[f"norm_backward_finish{_of_heads(heads)}"] = GeneralKernel(
             _FINISH, FINISH_BOUNDS, f"norm_backward_finish_rows<{per_group}>"
@@ -113,6 +116,14 @@ def params_of(symbol: str, arrays: Sequence[str]) -> Params:
     return Params(of_arrays(_kernels()[symbol].params.fields, arrays))
 
 
+def rounds(request: Request) -> bool:
+    """Return whether a forward's kernel rounds x * rstd before the weight: not where that changes no bit."""
+    dtypes = request.dtypes
+    held = dtypes.get("residual_out") or dtypes["x"]
+    alone = dtypes["weight"] is None and dtypes["bias"] is None and dtypes["out"] is held
+    return "round_before_weight" in request.flags and held is not FLOAT32 and not alone
+
+
 def launches(norm: str, backward: bool, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
     """Return the kernels of a call, and how they are launched."""
     shapes = _SHAPES["backward" if backward else "forward"]
@@ -121,7 +132,8 @@ def launches(norm: str, backward: bool, request: Request) -> tuple[tuple[str, La
     shape = shape_of(request.columns, (read,), shapes)
     threads = shape.threads * shape.rows
     if not backward:
-        return ((f"{norm}_forward_{shape.name}", entry_rule(threads, shape.rows, persistent=request.margin)),)
+        symbol = f"{norm}_forward_{shape.name}" + ("_rounds" if rounds(request) else "")
+        return ((symbol, entry_rule(threads, shape.rows, persistent=request.margin)),)
     heads = _of_heads(request.per_head)
     gradients = sum(request.dtypes[name] is not None for name in ("dweight", "dbias"))
     partials = partial_bytes(request.columns, gradients, _BATCH if request.per_head else 1)

@@ -854,7 +854,7 @@ def configure(
     limits: DeviceLimits,
     in_turn: bool = True,
     row_scaled: bool = False,
-    stores_sum: bool = False,
+    sum_: DType | None = None,
 ) -> NormConfig:
     """Choose how a forward kernel's rows are divided.
 
@@ -867,15 +867,15 @@ def configure(
     rows, columns : sequence of DType
         Of the arrays of rows that are read, and of the weight and bias.
     held, output : DType
-        Of what is normalized, and of y.
+        Of the row in whose place y is put together, the residual where it is added before, else x; and of y.
     limits : DeviceLimits
         Of the device.
     in_turn : bool
         Whether a CTA may take rows in turn through a ring, or several together: they have one weight.
     row_scaled : bool
         Whether each row of y has a scale: it is stored once, when that is known.
-    stores_sum : bool
-        Whether the sum of x and the residual is stored beside y.
+    sum_ : DType or None
+        Of the sum of x and the residual; None: it is not stored beside y.
     """
     division = _Division(hidden, rows, output)
     in_turn = in_turn and not row_scaled
@@ -890,7 +890,7 @@ def configure(
     shared = limits.shared_memory_per_cta
     staged = sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != held.bytes)  # of a column
     # Of a column, where rows are in registers: outputs that no vector fits are put together in shared memory.
-    put_together = output.bytes + (held.bytes if stores_sum else 0)
+    put_together = output.bytes + (sum_.bytes if sum_ else 0)
     # RMSNorm with a bias has as much to hold as LayerNorm (as without one: float32, 16384: 0.73, bfloat16, 65536: 0.82;
     # by divisions of LayerNorm 0.97).
     table = ("layer_norm" if len(columns) > 1 else norm), division.bytes
@@ -927,10 +927,11 @@ def configure(
     for steps in (4, 2, 1):
         config = division.config(_Entry(0, ctas, threads, steps), limits)
         # Outputs that no vector fits are put together in shared memory.
-        staged = config.chunk * (output.bytes + (held.bytes if len(rows) > 1 else 0))
+        beside = (sum_ or held).bytes if len(rows) > 1 else 0
+        staged = config.chunk * (output.bytes + beside)
         # More accesses of a thread than 16, as of single elements of 16 bits, would spill, and so do 4 steps of sums of
         # floats that become 8 bits.
-        few = config.steps <= (2 if len(rows) > 1 and held.bytes == 4 and output.bytes == 1 else 16)
+        few = config.steps <= (2 if beside == 4 and output.bytes == 1 else 16)
         if few and staged + RESERVED_SHARED <= shared:
             break
     return config

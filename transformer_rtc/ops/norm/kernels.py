@@ -125,9 +125,13 @@ class ForwardSpec(RowSpec):
     weight, bias : DType or None
         None: there is none.
     residual : DType or None
-        Of the residual, and of the sum where it is added before.
+        Of the residual.
     adds : str
         ``"before"`` or ``"after"``: where the residual is added; else empty.
+    sum : DType or None
+        Of the sum of x and the residual, where it is added before.
+    rounds : bool
+        Whether x * rstd is rounded to the type of what is normalized before it is multiplied by the weight.
     stores : tuple of str
         What else is written: of ``"mean"``, ``"rstd"``, ``"amax"``, ``"scale_inv"`` and ``"row_scale"``.
     scale : bool
@@ -148,6 +152,8 @@ class ForwardSpec(RowSpec):
     bias: DType | None
     residual: DType | None
     adds: str
+    sum: DType | None
+    rounds: bool
     output: DType
     stores: tuple[str, ...]
     scale: bool
@@ -166,8 +172,11 @@ class ForwardSpec(RowSpec):
             parts.append("bias" if self.bias is self.input else f"bias_{self.bias.symbol}")
         if self.residual and self.residual is not self.input:
             parts.append(f"residual_{self.residual.symbol}")
+        if self.sum and self.sum is not self.residual:
+            parts.append(f"sum_{self.sum.symbol}")
         if self.output is not self.input:
             parts.append(f"out_{self.output.symbol}")
+        parts += present(rounds=self.rounds)
         parts += self.stores
         parts += present(scale=self.scale, heads=self.per_head, persistent=self.repeats)
         parts.append(f"h{self.hidden}_{self.config.symbol}")
@@ -200,7 +209,7 @@ class ForwardSpec(RowSpec):
                 return 96 if config.chunk * config.ctas_per_row == self.hidden else 112
             if config.vector >= 4 and config.steps * config.vector >= 32:
                 return 80 if config.vector > 4 else 96  # of floats 78 to 84, and 92 on sm_120
-        staged = self.output.bytes != self._held.bytes
+        staged = self.output.bytes != self._replaced.bytes
         pairs = config.together > 1
         # RMSNorm with a bias is divided as LayerNorm is; of it, pairs of rows alone spill.
         tight = self.norm == "layer_norm" or (pairs and self.bias is not None)
@@ -240,6 +249,12 @@ class ForwardSpec(RowSpec):
 
     @property
     def _held(self) -> DType:
+        """Of what is normalized."""
+        return self.sum or self.input
+
+    @property
+    def _replaced(self) -> DType:
+        """Of the row in shared memory in whose place y is put together, if it has as many bytes."""
         return self.residual if self.residual and self.adds == "before" else self.input
 
     def _layout(self) -> tuple[dict[str, int], int]:
@@ -260,7 +275,7 @@ class ForwardSpec(RowSpec):
             if self.residual:
                 residual_at = sum_at = regions.add(self.residual)
             out_at = sum_at if self.adds == "before" else 0
-            if self.output.bytes != self._held.bytes:
+            if self.output.bytes != self._replaced.bytes:
                 out_at = regions.add(self.output)
         else:  # only for outputs that no vector fits
             if self.adds == "before":
@@ -280,6 +295,8 @@ class ForwardSpec(RowSpec):
             "Bias": self.bias or self.input,
             "Output": self.output,
         }
+        if self.rounds:
+            types["Rounded"] = self._held
         flags = {
             "centred": self.norm == "layer_norm",
             "added_before": self.adds == "before",
