@@ -131,6 +131,81 @@ def test_gradients_have_the_types_of_what_they_are_of():
     assert alone.grad.dtype == torch.float32 and (alone.grad == 4).all()
 
 
+FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
+
+
+@pytest.mark.parametrize("used", ["both", "y", "s"])
+@pytest.mark.parametrize(
+    ("name", "x", "residual", "s"),
+    [
+        ("add_rms_norm", BFLOAT16, BFLOAT16, FLOAT32),
+        ("add_layer_norm", FLOAT16, FLOAT16, "float32"),
+        ("add_layer_norm", BFLOAT16, FLOAT32, FLOAT32),
+        ("add_rms_norm", FLOAT16, BFLOAT16, FLOAT32),
+        ("add_rms_norm", FLOAT32, FLOAT32, "bfloat16"),
+    ],
+)
+def test_gradients_beside_a_sum_of_another_type_are_those_of_float64_rounded_once(name, x, residual, s, used):
+    shape, types = (6, 72), (x, residual)
+    given = {"x": leaf(*shape, dtype=x), "residual": leaf(*shape, dtype=residual), "weight": leaf(72), "bias": leaf(72)}
+    y, total = getattr(transformer_rtc, name)(**given, eps=EPS, residual_dtype=s)
+    s = getattr(torch, s) if isinstance(s, str) else s
+    assert (y.dtype, total.dtype) == (x, s)
+    assert torch.equal(total, (given["x"].float() + given["residual"].float()).to(s))
+    exact = {key: value.detach().double().requires_grad_() for key, value in given.items()}
+    # The rounding of s has no gradient: what is normalized is what was stored.
+    exact["x"] = (total.detach().double() - exact["residual"].detach()).requires_grad_()
+    expected = in_float64(name, exact)
+    dy, ds = torch.randn(shape).to(y.dtype), torch.randn(shape).to(s)
+    pairs = ((y, expected[0], dy), (total, expected[1], ds))
+    pairs = [pair for pair, one in zip(pairs, "ys", strict=True) if used in ("both", one)]
+    sum((of.double() * d).sum() for _, of, d in pairs).backward()
+    torch.autograd.backward([found for found, _, _ in pairs], [d for _, _, d in pairs])
+    for key, value in given.items():
+        if used == "s" and key in ("weight", "bias"):
+            assert value.grad is None
+            continue
+        assert value.grad.dtype == value.dtype
+        # Half an ulp of the type, beside what float32 loses. Gradients of several types are rounded once each.
+        wrong = (value.grad.double() - exact[key].grad).abs()
+        half = torch.finfo(value.dtype).eps / 2 if key in ("x", "residual") else 0
+        assert (wrong <= exact[key].grad.abs() * half * 1.01 + 2.0**-19 * exact[key].grad.abs().max()).all(), key
+    if types[0] == types[1]:
+        assert torch.equal(given["x"].grad, given["residual"].grad)
+
+
+def test_a_float32_residual_goes_on_through_layers_of_16_bits():
+    h, weight = leaf(5, 64, dtype=BFLOAT16), leaf(64)
+    residual, stream = leaf(5, 64, dtype=BFLOAT16), []
+    y, s = transformer_rtc.add_rms_norm(h, residual, weight, residual_dtype=FLOAT32)
+    for _ in range(3):
+        y, s = transformer_rtc.add_rms_norm(y * 0.5, s, weight)
+        s.retain_grad()
+        stream.append(s)
+        assert (y.dtype, s.dtype) == (BFLOAT16, FLOAT32)
+    (y.float().square().sum() + s.square().sum()).backward()
+    assert all(one.grad.dtype == FLOAT32 and one.grad.isfinite().all() for one in stream)
+    assert h.grad.dtype == residual.grad.dtype == BFLOAT16 and torch.equal(h.grad, residual.grad)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
+def test_a_product_rounded_before_the_weight_has_the_bits_of_two_steps_and_the_gradient_of_one(name):
+    given = {"x": leaf(6, 72, dtype=BFLOAT16), "weight": leaf(72, dtype=BFLOAT16)}
+    if "add" in name:
+        given["residual"] = leaf(6, 72, dtype=BFLOAT16)
+    y, *s, rstd = getattr(transformer_rtc, name)(**given, return_rstd=True, round_before_weight=True)
+    x = s[0] if s else given["x"]
+    # As Hugging Face's modules have it.
+    normal = (x.float() * rstd[:, None]).to(BFLOAT16)
+    assert torch.equal(y, given["weight"] * normal)
+    dy = torch.randn(6, 72).to(BFLOAT16)
+    found = torch.autograd.grad(y, list(given.values()), dy)
+    once, *_ = getattr(transformer_rtc, name)(**given, return_rstd=True)
+    assert not torch.equal(once, y)
+    for one, other in zip(found, torch.autograd.grad(once, list(given.values()), dy), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_either_output_of_a_fused_add_may_be_used_alone():
     x, residual, weight = leaf(4, 32), leaf(4, 32), leaf(32)
     y, s = transformer_rtc.add_rms_norm(x, residual, weight)
