@@ -101,9 +101,13 @@ OF_FAMILIES = {
     f"torch/{name}.py"
     for name in (
         "__init__",
+        "formulas",
+        "hugging_face",
         "modules",
+        "patching",
         "softmax_module",
         "sum_modules",
+        "warming",
     )
 }
 

@@ -321,6 +321,7 @@ with transformer_rtc.using("simulator"):
     module = transformer_rtc.torch.RMSNorm(64)
     import torch
     module(torch.randn(2, 64)).sum().backward()
+transformer_rtc.torch.patch(torch.nn.Sequential(torch.nn.LayerNorm(8)))
 for name in names:
     assert getattr(transformer_rtc.torch, name).__name__ == name
 assert not hasattr(transformer_rtc.torch, "nothing")
