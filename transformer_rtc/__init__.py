@@ -32,6 +32,7 @@ from .spec import Field, KernelSpec, Params, TextSpec
 from .version import __version__
 
 if TYPE_CHECKING:
+    from . import torch as torch
     from .manifest import ManifestEntry
     from .recording import record
     from .warming import WarmupRecord, warmup
@@ -71,6 +72,8 @@ if _settings.record:
 
 
 def __getattr__(name: str) -> object:
+    if name == "torch":  # a package of its own, and no public name here: a star import must not hide the user's torch
+        return import_module(".torch", __name__)
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(import_module(f".{_LATER[name]}", __name__), name)
@@ -78,4 +81,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LATER, "torch"})

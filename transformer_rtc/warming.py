@@ -22,7 +22,7 @@ from .manifest import ManifestEntry, line
 from .request import Asked, Request
 from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
 
-__all__ = ["WarmupRecord", "argument_names", "warmup"]
+__all__ = ["Progress", "WarmupRecord", "argument_names", "request_of", "warmup"]
 
 
 class WarmupRecord(NamedTuple):
@@ -118,7 +118,7 @@ def _dtype_of(
     return found if wanted else None
 
 
-def _request(
+def request_of(
     operator: str, dtype: DType, columns: int, per_head: bool, margin: bool, values: Mapping[str, object]
 ) -> Request:
     """Return what a call would ask for, as the operator's function completes its arguments."""
@@ -178,7 +178,7 @@ def _requests(
         given = dict.fromkeys(public[name].always, True) | {
             key: value for key, value in arguments.items() if key in names
         }
-        found += [_request(own, dtype, int(size), per_head, margin, given) for dtype in kinds for size in sizes]
+        found += [request_of(own, dtype, int(size), per_head, margin, given) for dtype in kinds for size in sizes]
     for name in arguments.keys() - known:
         raise ArgumentError(f"{name} is no argument of these operators; they take {', '.join(sorted(known))}")
     return found

@@ -1,1 +1,54 @@
-"""What torch needs beside calls on tensors. Imported where a tensor requires grad, and never without torch."""
+"""What torch needs beside calls on tensors: gradients, modules, whole models. Never imported without torch.
+
+`RMSNorm`, `LayerNorm`, `AddRMSNorm`, `AddLayerNorm` and `Softmax` are modules. `patch` swaps those that a model has,
+`kernel_mapping` and `patch_mapping` do it through Hugging Face's own ways, and `warmup` compiles what a model needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .hugging_face import kernel_mapping, patch_mapping
+    from .modules import LayerNorm, RMSNorm
+    from .patching import Patch, patch
+    from .softmax_module import Softmax
+    from .sum_modules import AddLayerNorm, AddRMSNorm
+    from .warming import warmup
+
+__all__ = [
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "LayerNorm",
+    "Patch",
+    "RMSNorm",
+    "Softmax",
+    "kernel_mapping",
+    "patch",
+    "patch_mapping",
+    "warmup",
+]
+
+# Imported when they are first used: a process that only records gradients needs none of them.
+_LATER = {
+    "AddLayerNorm": "sum_modules",
+    "AddRMSNorm": "sum_modules",
+    "LayerNorm": "modules",
+    "Patch": "patching",
+    "RMSNorm": "modules",
+    "Softmax": "softmax_module",
+    "kernel_mapping": "hugging_face",
+    "patch": "patching",
+    "patch_mapping": "hugging_face",
+    "warmup": "warming",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
