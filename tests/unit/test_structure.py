@@ -94,7 +94,7 @@ FAMILY_WORDS = {
     "queries",
     "keys",
 }
-# Those that users are offered as examples, and the names of the functions that there are.
+# Those that users are offered as examples, and the names of the functions that there are; and torch's modules.
 FRONT = {"__init__.py", "cli.py", "demo.py", "native/build_static.py"}
 # Modules of torch are of families, and so is what swaps them.
 OF_FAMILIES = {
@@ -103,10 +103,13 @@ OF_FAMILIES = {
         "__init__",
         "formulas",
         "hugging_face",
+        "megatron",
         "modules",
         "patching",
+        "scale_mask_softmax",
         "softmax_module",
         "sum_modules",
+        "transformer_engine",
         "warming",
     )
 }
