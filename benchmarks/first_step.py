@@ -46,7 +46,7 @@ def measure(name: str, way: str, warm_up: bool, tiny: bool) -> dict[str, Any]:
         network = whole_models.prepare(way, model, tiny)
         prepared = time.perf_counter()
         if warm_up:
-            whole_models.warm_up(model)
+            whole_models.warm_up(model, tiny)
         warmed = time.perf_counter()
         loss = network(**batch).loss
         loss.backward()

@@ -23,7 +23,8 @@ FULL = {
 }
 TINY = {"hidden_size": 32, "num_hidden_layers": 1}
 BATCH, TOKENS = 16, 512
-RAMP, RATE = 20, 3e-4
+RAMP = 20
+RATE, TINY_RATE = 3e-4, 1e-2
 MEAN_OF = 10  # losses, so that one batch's chance does not count
 FLOAT32, WEIGHTS, AUTOCAST = "float32", "bfloat16 weights", "float32 weights, autocast"
 
@@ -74,7 +75,7 @@ def train(run: Run, data: Any, vocabulary: int, seed: int, tiny: bool) -> list[f
             parameter.data = parameter.data.bfloat16()
     whole_models.import_way(run.way)
     network = whole_models.prepare(run.way, model, tiny)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=TINY_RATE if tiny else RATE, fused=True)
     ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / RAMP))
     device = whole_models.device_of(tiny)
     data = data.to(device)

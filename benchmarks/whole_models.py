@@ -196,9 +196,9 @@ def prepare(way: str, model: Any, tiny: bool) -> Any:
     return model
 
 
-def warm_up(model: Any) -> None:
-    """Compile what a model with our norms will need."""
-    importlib.import_module("transformer_rtc.torch").warmup(model)
+def warm_up(model: Any, tiny: bool) -> None:
+    """Compile what a model with our norms will need on the GPU; a tiny one's, for one that may not be there."""
+    importlib.import_module("transformer_rtc.torch").warmup(model, architectures="sm_90" if tiny else None)
 
 
 def _swap(model: Any, made: Callable[[Any], Any]) -> None:
