@@ -75,9 +75,9 @@ def in_fresh_process(name: str, way: str, warm_up: bool, folder: str, tiny: bool
     return found
 
 
-def cases_of(name: str, ways: Sequence[str]) -> list[tuple[str, bool]]:
+def cases_of(name: str, ways: Sequence[str], tiny: bool) -> list[tuple[str, bool]]:
     """Return the ways, and whether a warm-up comes before the step."""
-    found = [(way, False) for way in whole_models.ways_of(name, list(ways))]
+    found = [(way, False) for way in whole_models.ways_of(name, ways, tiny)]
     return found + [(way, True) for way, _ in found if way == whole_models.OURS]
 
 
@@ -89,7 +89,9 @@ def measure_all(
     The ways are rotated: none always follows the same one. The processes of torch.compile take longer than all others
     together, so they have a number of repetitions of their own.
     """
-    cases = {f"{way}, after warmup()" if warm_up else way: (way, warm_up) for way, warm_up in cases_of(name, ways)}
+    cases = {
+        f"{way}, after warmup()" if warm_up else way: (way, warm_up) for way, warm_up in cases_of(name, ways, tiny)
+    }
     with tempfile.TemporaryDirectory() as unused:
         # Not counted: it reads torch's libraries from the disk into memory.
         in_fresh_process(name, whole_models.EAGER, False, unused, tiny)
@@ -112,8 +114,6 @@ def main() -> None:
     )
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, in the simulator")
     arguments = parser.parse_args()
-    if not arguments.tiny:
-        common.torch_on_gpu()
     print(json.dumps(measure(arguments.model, arguments.way, arguments.warmup, arguments.tiny)))
 
 

@@ -151,7 +151,7 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"environment": common.environment(), "tiny": arguments.tiny}
     result |= {"models": [], "first_steps": [], "loss_curves": []}
     for name in arguments.models:
-        ways = whole_models.ways_of(name, arguments.ways)
+        ways = whole_models.ways_of(name, arguments.ways, arguments.tiny)
         result["models"].append(measure_model(name, ways, arguments.rounds, arguments.steps, arguments.tiny))
         gc.collect()
         common.write_json(arguments.json, result)

@@ -155,8 +155,8 @@ def measure_steps(wrapper: str, compiled: bool, rounds: int, steps: int, setting
     ways = (whole_models.EAGER, whole_models.OURS)
     running = {way: trained(wrapper, way, compiled, torch.bfloat16, setting)[1:] for way in ways}
     times: dict[str, list[float]] = {way: [] for way in ways}
-    for one in running.values():
-        for _ in range(UNTIMED_STEPS):
+    for _ in range(UNTIMED_STEPS):
+        for one in running.values():
             step(*one)
     order = random.Random(0)  # the same in all processes
     for _ in range(rounds):
@@ -189,20 +189,15 @@ def process_group(rank: int, processes: int, store: str, tiny: bool) -> Iterator
         distributed.destroy_process_group()
 
 
-def work(rank: int, processes: int, store: str, arguments: argparse.Namespace, answer: str) -> None:
-    """Do what one of the processes does; the first one writes what was found."""
-    result: dict[str, Any] = {"checks": [], "steps": []}
-    compiled = [False, True] if arguments.compile else [False]
+def work(rank: int, processes: int, store: str, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Do what one of the processes does; the first one writes what was found by now after each part."""
     with process_group(rank, processes, store, arguments.tiny) as setting, whole_models.kernels_on(arguments.tiny):
-        parts = [(part, one) for one in compiled for part in ("checks", "steps")]
-        for part, one in parts:
-            if part == "checks":
-                result[part] += check((DDP, FSDP), one, setting)
-            else:
-                for wrapper in (DDP, FSDP):
-                    result[part].append(measure_steps(wrapper, one, arguments.rounds, arguments.steps, setting))
-            if rank == 0:
-                Path(answer).write_text(json.dumps(result), encoding="utf-8")
+        for compiled in [False, True] if arguments.compile else [False]:
+            result["checks"] += check((DDP, FSDP), compiled, setting)
+            for wrapper in (DDP, FSDP):
+                result["steps"].append(measure_steps(wrapper, compiled, arguments.rounds, arguments.steps, setting))
+                if rank == 0:
+                    common.write_json(arguments.json, result)
 
 
 def report(result: Mapping[str, Any]) -> None:
@@ -265,13 +260,12 @@ def main() -> None:
     import torch.multiprocessing
 
     result: dict[str, Any] = {"environment": common.environment(), "processes": arguments.processes}
-    result["steps_of_a_turn"] = arguments.steps
+    result |= {"steps_of_a_turn": arguments.steps, "checks": [], "steps": []}
     with tempfile.TemporaryDirectory() as folder:
-        answer = os.path.join(folder, "answer.json")
-        given = (arguments.processes, os.path.join(folder, "store"), arguments, answer)
+        arguments.json = arguments.json or os.path.join(folder, "result.json")
+        given = (arguments.processes, os.path.join(folder, "store"), arguments, result)
         torch.multiprocessing.spawn(work, given, arguments.processes)
-        result |= json.loads(Path(answer).read_text(encoding="utf-8"))
-    common.write_json(arguments.json, result)
+        result = json.loads(Path(arguments.json).read_text(encoding="utf-8"))
     report(result)
     wrong = wrong_in(result)
     if wrong:

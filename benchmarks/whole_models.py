@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import transformer_rtc
@@ -160,14 +160,14 @@ def synchronize(tiny: bool) -> None:
         torch.cuda.synchronize()
 
 
-def ways_of(name: str, wanted: tuple[str, ...] | list[str] = WAYS) -> list[str]:
+def ways_of(name: str, wanted: Sequence[str], tiny: bool) -> list[str]:
     """Return which of the wanted ways a model has.
 
     LayerNorm is torch.nn's already; torch.nn.RMSNorm has no weight that is centred at zero, as Gemma's is; and Liger
-    may not be installed.
+    may not be installed, and needs a GPU.
     """
     without = {NN} if name in ("gemma3", "gpt2", "bert") else set()
-    if importlib.util.find_spec("liger_kernel") is None:
+    if tiny or importlib.util.find_spec("liger_kernel") is None:
         without.add(LIGER)
     return [way for way in WAYS if way in wanted and way not in without]
 
