@@ -25,7 +25,15 @@ _T = TypeVar("_T")
 def environment() -> dict[str, Any]:
     """Describe the machine and the versions, importing no framework."""
     versions = compiler.versions()
-    for distribution in ("numpy", "torch", "triton", "quack-kernels", "liger-kernel", "transformer-engine"):
+    for distribution in (
+        "numpy",
+        "torch",
+        "triton",
+        "transformers",
+        "quack-kernels",
+        "liger-kernel",
+        "transformer-engine",
+    ):
         try:
             versions[distribution] = importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
