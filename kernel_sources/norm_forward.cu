@@ -20,7 +20,8 @@ TRTC_DEVICE float forward_value(float x, const Moments& moments, Rstd rstd, floa
   return y;
 }
 
-// Whether x * rstd is rounded before it is multiplied by the weight, to Config::Rounded, which other kernels do not have.
+// Whether x * rstd is rounded before it is multiplied by the weight, to Config::Rounded, which other kernels do not
+// have.
 template <class...>
 using Void = void;
 template <class Config, class = void>
