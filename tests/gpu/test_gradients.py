@@ -101,6 +101,7 @@ def test_a_small_model_learns_like_torchs():
     assert ours[-1] < ours[0] and max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-4
 
 
+@pytest.mark.without_jax
 def test_a_recorded_call_can_be_captured_with_its_backward():
     x, weight = leaf(16, 4096), leaf(4096)
     weight.grad = x.grad = None

@@ -335,6 +335,7 @@ def test_arrays_of_jax_are_refused_on_a_captured_stream(gpu):
 # ---- Beside a capture, and after it ---------------------------------------------------------------------------------
 
 
+@pytest.mark.without_jax
 def test_another_threads_cold_calls_do_not_end_a_capture(cold, gpu, rng):
     torch = gpu.module
     x, weight, dy = data(gpu, rng)
@@ -361,6 +362,7 @@ def test_another_threads_cold_calls_do_not_end_a_capture(cold, gpu, rng):
     assert_same(gpu, found, all_of(x, weight, dy))
 
 
+@pytest.mark.without_jax
 def test_what_is_freed_in_a_capture_does_not_end_it(tmp_path, gpu):
     torch = gpu.module
     buffer = _native.Buffer(0, 1 << 20)
