@@ -222,10 +222,11 @@ def test_either_output_of_a_fused_add_may_be_used_alone():
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_rows_may_be_none_and_dy_of_any_strides(rows):
-    x, weight = leaf(rows, 40), leaf(40)
+    # Not of 40 columns, whose plans the test of what was asked for must be the first to make.
+    x, weight = leaf(rows, 32), leaf(32)
     transformer_rtc.rms_norm(x, weight).sum().backward()  # of strides 0
     assert x.grad.shape == x.shape and (rows or (weight.grad == 0).all())
-    turned, w = leaf(40, 6), leaf(40)
+    turned, w = leaf(32, 6), leaf(32)
     transformer_rtc.rms_norm(turned.T.contiguous(), w).T.matmul(torch.randn(6, 3)).sum().backward()
     assert turned.grad.isfinite().all()
 
