@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..ops.norm.api import rms_norm
-from .modules import TAKEN, round_twice, rows
+from .modules import TAKEN, rows
 
 __all__ = ["Formula", "find", "forward_of"]
 
@@ -213,9 +213,7 @@ def forward_of(
             out_dtype = torch.promote_types(dtype, weight.dtype) if promotes else None
             x = rows(x)
         eps = getattr(self, eps_name) if eps_name else _eps_of(self)
-        if twice:
-            return round_twice(rms_norm(x, None, eps), weight, weight_offset, out_dtype)
-        return rms_norm(x, weight, eps, weight_offset=weight_offset, out_dtype=out_dtype)
+        return rms_norm(x, weight, eps, weight_offset=weight_offset, out_dtype=out_dtype, round_before_weight=twice)
 
     def forward_without_weight(self: Any, x: torch.Tensor) -> Any:
         if x.dtype not in TAKEN:

@@ -23,7 +23,6 @@ __all__ = [
     "RMSNorm",
     "check_dtype",
     "flat",
-    "round_twice",
     "rows",
 ]
 
@@ -56,18 +55,6 @@ def rows(x: torch.Tensor) -> torch.Tensor:
     dims = [(x.size(dim), x.stride(dim)) for dim in range(x.ndim - 1) if x.size(dim) != 1]
     breaks = sum(outer[1] != inner[0] * inner[1] for outer, inner in pairwise(dims))
     return x if breaks <= 1 else x.contiguous()
-
-
-def round_twice(
-    y: torch.Tensor, weight: torch.Tensor | None, weight_offset: float, out_dtype: torch.dtype | None
-) -> torch.Tensor:
-    """Return what a norm without weight has returned, multiplied by a weight: y has been rounded to its type before.
-
-    A product of two numbers of 16 bits is exact in float32, so that it has the bits of a product in their type.
-    """
-    if weight is None:
-        return y if out_dtype is None else y.to(out_dtype)
-    return (y.float() * (weight.float() + weight_offset)).to(out_dtype or y.dtype)
 
 
 class Norm:
@@ -249,19 +236,15 @@ class RMSNorm(Norm, torch.nn.RMSNorm):  # type: ignore[misc]
                 return self._in_torch(x)
             x, shape, weight = self._rows(x), x.shape, flat(weight)
         eps = self.eps if self.eps is not None else DEFAULT_EPS[x.dtype]
-        if self.rounding == "twice":
-            y = round_twice(
-                rms_norm(x, None, eps, sm_margin=self.sm_margin), weight, self.weight_offset, self.out_dtype
-            )
-        else:
-            y = rms_norm(
-                x,
-                weight,
-                eps,
-                weight_offset=self.weight_offset,
-                out_dtype=self.out_dtype,
-                sm_margin=self.sm_margin,
-            )
+        y = rms_norm(
+            x,
+            weight,
+            eps,
+            weight_offset=self.weight_offset,
+            out_dtype=self.out_dtype,
+            round_before_weight=self.rounding == "twice",
+            sm_margin=self.sm_margin,
+        )
         return y if shape is None else y.view(shape)
 
     def _in_torch(self, x: torch.Tensor) -> torch.Tensor:

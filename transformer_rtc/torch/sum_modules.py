@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..ops.norm.api import add_layer_norm, add_rms_norm
-from .modules import DEFAULT_EPS, TAKEN, LayerNorm, Norm, RMSNorm, check_dtype, flat, round_twice
+from .modules import DEFAULT_EPS, TAKEN, LayerNorm, Norm, RMSNorm, check_dtype, flat
 
 __all__ = ["AddLayerNorm", "AddNorm", "AddRMSNorm"]
 
@@ -26,12 +26,6 @@ class AddNorm(Norm):
     def _first(self, x: torch.Tensor) -> torch.Tensor:
         """Return the residual where there is none yet."""
         return x if self.residual_dtype is None else x.to(self.residual_dtype)
-
-    def _keywords(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"sm_margin": self.sm_margin}
-        if self.residual_dtype is not None:
-            found["residual_dtype"] = self.residual_dtype
-        return found
 
     def _usual(self, x: torch.Tensor, residual: torch.Tensor) -> bool:
         """Whether the operators take both as they are, and check their shapes."""
@@ -92,19 +86,17 @@ class AddRMSNorm(AddNorm, RMSNorm):
         if not self._usual(x, residual):
             x, residual, shape, weight = self._rows(x), self._rows(residual), x.shape, flat(weight)
         eps = self.eps if self.eps is not None else DEFAULT_EPS[x.dtype]
-        if self.rounding == "twice":
-            y, s = add_rms_norm(x, residual, None, eps, **self._keywords())
-            y = round_twice(y, weight, self.weight_offset, self.out_dtype)
-        else:
-            y, s = add_rms_norm(
-                x,
-                residual,
-                weight,
-                eps,
-                weight_offset=self.weight_offset,
-                out_dtype=self.out_dtype,
-                **self._keywords(),
-            )
+        y, s = add_rms_norm(
+            x,
+            residual,
+            weight,
+            eps,
+            weight_offset=self.weight_offset,
+            out_dtype=self.out_dtype,
+            round_before_weight=self.rounding == "twice",
+            residual_dtype=self.residual_dtype,
+            sm_margin=self.sm_margin,
+        )
         return (y, s) if shape is None else (y.view(shape), s.view(shape))
 
 
@@ -164,6 +156,7 @@ class AddLayerNorm(AddNorm, LayerNorm):
             self.eps,
             weight_offset=self.weight_offset,
             out_dtype=self.out_dtype,
-            **self._keywords(),
+            residual_dtype=self.residual_dtype,
+            sm_margin=self.sm_margin,
         )
         return (y, s) if shape is None else (y.view(shape), s.view(shape))

@@ -148,10 +148,8 @@ class _NormOf:
         margin: bool = False,
     ) -> None:
         self._dtype, self._columns, self._margin = dtype, columns, margin
-        twice = rounding == "twice"
-        # Rounded twice, the weight is multiplied by torch.
-        self._weight, self._bias = (None if twice else getattr(module, name, None) for name in ("weight", "bias"))
-        self._out_dtype = dtype if twice else out_dtype
+        self._weight, self._bias = (getattr(module, name, None) for name in ("weight", "bias"))
+        self._out_dtype, self._twice = out_dtype, rounding == "twice"
 
     def asked(self, name: str, training: bool) -> Iterator[Asked]:
         """Yield what a norm asks for."""
@@ -162,8 +160,8 @@ class _NormOf:
     def asked_of_sum(self, name: str, training: bool, module: AddNorm) -> Iterator[Asked]:
         """Yield what a norm of a sum asks for, whose sum is used later and, as the last one's of a model, is not."""
         residual = module.residual_dtype or self._dtype
-        more = {"residual_dtype": module.residual_dtype} if module.residual_dtype is not None else {}
-        yield self._forward(f"add_{name}", name, training, {"residual": residual, **more})
+        more = {"residual": residual, "residual_dtype": module.residual_dtype}
+        yield self._forward(f"add_{name}", name, training, more)
         if training:
             for gradient in (residual, None):
                 yield self._backward(name, residual, [self._dtype, residual], gradient)
@@ -172,6 +170,8 @@ class _NormOf:
         values = {"weight": _dtype_of(self._weight), "out_dtype": self._out_dtype, **more}
         if norm == "layer_norm":
             values |= {"bias": _dtype_of(self._bias), "return_mean": training}
+        else:
+            values["round_before_weight"] = self._twice
         return self._asked(operator, values | {"return_rstd": training})
 
     def _backward(self, norm: str, x: torch.dtype, inputs: list[torch.dtype], gradient: torch.dtype | None) -> Asked:
