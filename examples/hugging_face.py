@@ -39,7 +39,7 @@ def train(tiny: bool) -> list[float]:
 
     swapped = patch(model)  # rounding="twice" has the bits of the model's own norms
     print(swapped)
-    warmup(model)
+    warmup(model, architectures="sm_90" if tiny else None)  # by default for the GPU that there is
 
     batch, length, steps = (2, 8, 3) if tiny else (4, 2048, 10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2 if tiny else 1e-4)
