@@ -23,6 +23,11 @@ class AddNorm(Norm):
 
     residual_dtype: torch.dtype | None = None
 
+    def __init__(self, *arguments: Any, residual_dtype: torch.dtype | None = None, **others: Any) -> None:
+        check_dtype(residual_dtype, "residual_dtype")
+        self.residual_dtype = residual_dtype
+        super().__init__(*arguments, **others)
+
     def _first(self, x: torch.Tensor) -> torch.Tensor:
         """Return the residual where there is none yet."""
         return x if self.residual_dtype is None else x.to(self.residual_dtype)
@@ -55,11 +60,6 @@ class AddRMSNorm(AddNorm, RMSNorm):
     ArgumentError
         If an argument is not as described.
     """
-
-    def __init__(self, *arguments: Any, residual_dtype: torch.dtype | None = None, **others: Any) -> None:
-        check_dtype(residual_dtype, "residual_dtype")
-        self.residual_dtype = residual_dtype
-        super().__init__(*arguments, **others)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return y, and the sum.
@@ -117,11 +117,6 @@ class AddLayerNorm(AddNorm, LayerNorm):
     ArgumentError
         If an argument is not as described.
     """
-
-    def __init__(self, *arguments: Any, residual_dtype: torch.dtype | None = None, **others: Any) -> None:
-        check_dtype(residual_dtype, "residual_dtype")
-        self.residual_dtype = residual_dtype
-        super().__init__(*arguments, **others)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return y, and the sum, as `AddRMSNorm` does.
