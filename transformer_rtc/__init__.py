@@ -19,8 +19,10 @@ from .arrays import DeviceArray
 from .device import device_limits
 from .errors import *  # noqa: F403
 from .errors import __all__ as _errors
+from .imports import when_imported as _when_imported
 from .kernel_manager import Event, KernelManager, manager
 from .launch import Kernel, LaunchConfig
+from .operator import operator_of as _operator_of
 from .ops.norm.api import *  # noqa: F403
 from .ops.norm.api import __all__ as _norms
 from .ops.softmax.api import *  # noqa: F403
@@ -66,6 +68,23 @@ __all__ = [
     "using",
     "warmup",
 ]
+
+
+def _with_torch() -> None:
+    from .torch.operators import define
+
+    define(lambda name: _operator_of(name).direct)
+
+
+def _with_dynamo() -> None:
+    from .torch.tracing import substitute
+
+    substitute({name: globals()[name] for name in (*_norms, *_softmax)})
+
+
+# Neither is imported for this: a process without torch never needs it, and an eager one does not need Dynamo.
+_when_imported("torch", _with_torch)
+_when_imported("torch._dynamo", _with_dynamo)
 
 if _settings.record:
     import_module(".recording", __name__)

@@ -191,9 +191,10 @@ class Operator:
         symbols: Sequence[Symbol],
         plan: Callable[[int, int, tuple[int, ...], int, bool, bool, int], Plan],
         check: Callable[[int, int, tuple[int, ...], int, bool, bool, int], int],
-        slow_call: Callable[[tuple[Any, ...]], object],
+        slow_call: Callable[[tuple[Any, ...], bool], object],
         gradient: Callable[..., object] | None,
-        framework_of: Callable[[type, str], tuple[object, object, object]],
+        dispatch: Callable[..., object] | None,
+        framework_of: Callable[[type, str], tuple[object, bool, object]],
         implementation: object,
         buckets: Sequence[int] = (),
     ) -> None: ...
@@ -208,4 +209,4 @@ class Operator:
         stream: int,
         graph_memory: bool = False,
     ) -> object: ...
-    def entry(self) -> Callable[..., object]: ...
+    def entry(self, direct: bool = False) -> Callable[..., object]: ...

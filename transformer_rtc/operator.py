@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from . import _native, arrays, select, usage
@@ -32,7 +33,7 @@ from .launch import Kernel, LaunchConfig
 from .request import Asked, LaunchRule, Request
 from .spec import DTYPES, Params
 
-__all__ = ["Operator", "native_operator", "register"]
+__all__ = ["Operator", "native_operator", "operator_of", "register"]
 
 _KINDS = {
     Input: _native.Kind.INPUT,
@@ -123,8 +124,9 @@ def native_operator(
     declaration: Declaration,
     plan: Callable[..., _native.Plan],
     check: Callable[..., int],
-    slow_call: Callable[[tuple[Any, ...]], object],
+    slow_call: Callable[[tuple[Any, ...], bool], object],
     gradient: Callable[..., object] | None = None,
+    dispatch: Callable[..., object] | None = None,
 ) -> _native.Operator:
     """Return the native operator of a declaration."""
     return _native.Operator(
@@ -135,6 +137,7 @@ def native_operator(
         check,
         slow_call,
         gradient,
+        dispatch,
         arrays.framework_of,
         select.chosen,
         declaration.buckets,
@@ -159,21 +162,30 @@ class Operator:
         self._reals = [argument.name for argument in declaration.arguments if isinstance(argument, Real)]
         self._integers = [argument.name for argument in declaration.arguments if isinstance(argument, Integer)]
         gradient = self.record if declaration.gradient else None
-        self.native = native_operator(declaration, self._plan, self._check, self._call, gradient)
+        self.native = native_operator(declaration, self._plan, self._check, self._call, gradient, self._dispatch)
         self.call: Callable[..., Any] = self.native.entry()
+        # For torch, which has seen to gradients and transforms already.
+        self.direct: Callable[..., Any] = self.native.entry(direct=True)
 
-    def _call(self, values: tuple[Any, ...]) -> object:
-        return arrays.call(self.native, self.declaration, values, select.simulating_on_host, self.record)
+    def _call(self, values: tuple[Any, ...], direct: bool) -> object:
+        seen_to = (None, None) if direct else (self.record, self._dispatch)
+        return arrays.call(self.native, self.declaration, values, select.simulating_on_host, *seen_to)
 
     def record(self, *values: Any) -> object:
         """Call it, and have torch's autograd record the gradient; of tensors, some of which require it."""
         from .torch.autograd import recorded
 
         assert self.declaration.gradient is not None
-        backward = Operator(declaration_of(self.declaration.gradient.operator))
-        self.record = recorded(self.declaration, self.call, backward.call)  # type: ignore[method-assign]
+        backward = operator_of(self.declaration.gradient.operator)
+        self.record = recorded(self.declaration, self.direct, backward.direct)  # type: ignore[method-assign]
         self.native.set_gradient(self.record)
         return self.record(*values)
+
+    def _dispatch(self, *values: Any) -> object:
+        """Call it as an operator of torch's, which traces or transforms the call."""
+        from .torch.operators import dispatched
+
+        return dispatched(self.declaration.name)(*values)
 
     def _request(self, dtype_ids: tuple[int, ...], columns: int, per_head: bool, margin: bool, flags: int) -> Request:
         """Return what the native call asks a plan for."""
@@ -323,6 +335,12 @@ def _launch_config(kernel: Kernel, rule: LaunchRule) -> LaunchConfig:
     )
 
 
+@cache
+def operator_of(name: str) -> Operator:
+    """Return the operator of a public function; it is made when it is first asked for."""
+    return Operator(declaration_of(name))
+
+
 def register(declaration: Declaration, namespace: dict[str, Any]) -> Callable[..., Any]:
     """Add an operator to those that there are, and return its call.
 
@@ -337,7 +355,7 @@ def register(declaration: Declaration, namespace: dict[str, Any]) -> Callable[..
     declare(declaration)
 
     def first(*values: Any) -> Any:
-        call = namespace[f"_{declaration.name}"] = Operator(declaration).call
+        call = namespace[f"_{declaration.name}"] = operator_of(declaration.name).call
         return call(*values)
 
     return first

@@ -26,6 +26,7 @@ def call(
     values: tuple[Any, ...],
     simulating_on_host: Callable[[], contextlib.AbstractContextManager[None] | None],
     record: Callable[..., object] | None = None,
+    dispatch: Callable[..., object] | None = None,
 ) -> object:
     """Call an operator with arrays that need more than a pointer.
 
@@ -40,7 +41,9 @@ def call(
     simulating_on_host : callable
         The context in which arrays of the host are simulated; None: they are staged through a GPU.
     record : callable, optional
-        What calls the operator so that its framework records the gradient.
+        What calls the operator so that its framework records the gradient. None: it has seen to that.
+    dispatch : callable, optional
+        What calls the operator through its framework's dispatcher. None: that is where the call comes from.
     """
     name = native.name
     arrays, stream = arrays_of(name, declaration, values)
@@ -57,7 +60,10 @@ def call(
             )
         if written:
             framework.check_out(argument_name)
-    if record is not None and declaration.gradient and framework.records([given.array for given in arrays]):
+    given_arrays = [given.array for given in arrays]
+    if dispatch is not None and framework.dispatches(given_arrays):
+        return dispatch(*values)
+    if record is not None and declaration.gradient and framework.records(given_arrays):
         return record(*values)
 
     device_type, device = framework.place(first, first_name)

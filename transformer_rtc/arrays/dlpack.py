@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
 
@@ -17,13 +19,60 @@ def loses_gradient(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()
 
 
-def framework_of(type_: type, argument: str) -> tuple[object, object, object]:
+class Asked(NamedTuple):
+    """What the native call asks torch each time.
+
+    Attributes
+    ----------
+    is_grad_enabled : callable
+        Whether gradients are recorded.
+    was_written : callable
+        Called with each array of the caller's that was written: else autograd would use what it saved before.
+    transforms : tuple of callable
+        Whether calls are traced, or transformed.
+    levels, level : dict and str
+        The same, where this number of that dictionary is not negative.
+    """
+
+    is_grad_enabled: Callable[[], bool]
+    was_written: Callable[[Any], object]
+    transforms: tuple[Callable[[], object], ...]
+    levels: dict[str, Any]
+    level: str
+
+
+def asked_of_torch() -> Asked:
+    """Return what the native call asks torch."""
+    torch = sys.modules["torch"]
+    native = torch._C
+    # A mode such as FakeTensorMode or make_fx's, a transform such as vmap, torch.jit.trace.
+    transforms = (
+        native._len_torch_dispatch_stack,
+        native._functorch.peek_interpreter_stack,
+        native._get_tracing_state,
+    )
+    forward_mode = torch.autograd.forward_ad.__dict__, "_current_level"
+    return Asked(torch.is_grad_enabled, torch.autograd.graph.increment_version, transforms, *forward_mode)
+
+
+def is_wrapped(type_: type) -> bool:
+    """Whether tensors of a type of torch's are more than their memory, such as a DTensor or a FakeTensor."""
+    torch = sys.modules["torch"]
+    # A parameter or a buffer is a tensor that a module registers, and no more.
+    return type_ not in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", None))
+
+
+def framework_of(type_: type, argument: str) -> tuple[object, bool, Asked | None]:
     """Return what the native call may use for arrays of a type.
 
     Returns
     -------
-    exchange_table, is_grad_enabled, was_written : object or None
-        The last is called with each array of the caller's that was written.
+    exchange_table : object or None
+        The framework's, if it has one.
+    is_wrapped : bool
+        Whether arrays of the type are more than their memory, and the framework must dispatch the call.
+    asked : Asked or None
+        What to ask the framework each time.
 
     Raises
     ------
@@ -31,18 +80,14 @@ def framework_of(type_: type, argument: str) -> tuple[object, object, object]:
         If it is a subclass of a framework's array: the table it inherits may not tell all that it is.
     """
     table = "__dlpack_c_exchange_api__"
-    if not hasattr(type_, table):
-        return None, None, None
     torch = sys.modules.get("torch")
-    of_torch = torch is not None and issubclass(type_, torch.Tensor)
-    # A parameter or a buffer is a tensor that a module registers, and no more.
-    plain = torch is not None and type_ in (torch.nn.Parameter, getattr(torch.nn, "Buffer", None))
-    if table not in type_.__dict__ and not plain:
+    if torch is not None and issubclass(type_, torch.Tensor):
+        return getattr(type_, table, None), is_wrapped(type_), asked_of_torch()
+    if not hasattr(type_, table):
+        return None, False, None
+    if table not in type_.__dict__:
         raise ArgumentError(
             f"{argument} is a {type_.__module__}.{type_.__qualname__}, a subclass whose memory may not be all there is "
-            f"to it (a fake or wrapped tensor, say): pass a plain array, such as .as_subclass(torch.Tensor)"
+            f"to it: pass a plain array"
         )
-    if torch is None or not of_torch:
-        return getattr(type_, table), None, None
-    # Else autograd would use what it saved before that was overwritten.
-    return getattr(type_, table), torch.is_grad_enabled, torch.autograd.graph.increment_version
+    return getattr(type_, table), False, None

@@ -82,6 +82,10 @@ class Framework:
         """Return a host array, of the storage type, as the framework's own."""
         return array.view(numpy_dtype(dtype))
 
+    def dispatches(self, arrays: Sequence[Any]) -> bool:
+        """Whether the framework does more with a call with these arrays than run it, some of which may be None."""
+        return False
+
     def records(self, arrays: Sequence[Any]) -> bool:
         """Whether the framework is to record a gradient of a call with these arrays, some of which may be None."""
         return False

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import AllocationError, ArgumentError
 from ..spec import BFLOAT16, DTYPES
-from .dlpack import CPU, CUDA, framework_of
+from .dlpack import CPU, CUDA, asked_of_torch, is_wrapped
 from .framework import Framework, RawView
 
 
@@ -19,6 +19,13 @@ class Torch(Framework):
     """Tensors on the host, calls with a stream of their own, and versions without an exchange table."""
 
     graph_memory = True
+
+    def dispatches(self, arrays: Sequence[Any]) -> bool:
+        asked = asked_of_torch()
+        if asked.levels[asked.level] >= 0 or any(transform() for transform in asked.transforms):
+            return True
+        given = [array for array in arrays if array is not None]
+        return any(is_wrapped(type(array)) or array.device.type == "meta" or array.is_neg() for array in given)
 
     def records(self, arrays: Sequence[Any]) -> bool:
         enabled: bool = sys.modules["torch"].is_grad_enabled()
@@ -29,7 +36,6 @@ class Torch(Framework):
 
     def view(self, array: Any, argument: str, stream: int | None) -> RawView:
         torch = sys.modules["torch"]
-        framework_of(type(array), argument)
         if torch.is_grad_enabled() and array.requires_grad:
             raise ArgumentError(
                 f"{argument} requires grad, and this operator records no gradient: call it under torch.no_grad() or "

@@ -48,8 +48,8 @@ int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / un
 }  // namespace
 
 Operator::Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
-                   PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* framework_of,
-                   PyObject* implementation, std::vector<int64_t> buckets)
+                   PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch,
+                   PyObject* framework_of, PyObject* implementation, std::vector<int64_t> buckets)
     : name_(std::move(name)),
       arguments_(std::move(arguments)),
       symbols_(std::move(symbols)),
@@ -57,6 +57,7 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, std::vecto
       check_(Py_NewRef(check)),
       slow_call_(Py_NewRef(slow_call)),
       gradient_(Py_NewRef(gradient)),
+      dispatch_(Py_NewRef(dispatch)),
       framework_of_(Py_NewRef(framework_of)),
       implementation_(Py_NewRef(implementation)),
       buckets_(std::move(buckets)),
@@ -98,21 +99,37 @@ const Operator::Framework& Operator::framework(PyTypeObject* type, int array, co
     if (framework.api == nullptr) throw PythonErrorSet{};
     if (framework.api->version.major != 1 || framework.api->tensor_from_object == nullptr) framework.api = nullptr;
   }
-  if (!answer[1].is_none()) framework.is_grad_enabled = Py_NewRef(answer[1].ptr());
-  if (!answer[2].is_none()) framework.was_written = Py_NewRef(answer[2].ptr());
+  framework.wrapped = answer[1].cast<bool>();
+  if (!answer[2].is_none()) {
+    const auto owned = [](py::handle object) { return Py_NewRef(object.ptr()); };
+    const py::tuple given = answer[2];
+    auto asked = std::make_shared<Asked>();
+    asked->is_grad_enabled = owned(given[0]);
+    asked->was_written = owned(given[1]);
+    for (py::handle transform : py::tuple(given[2])) asked->transforms.push_back(owned(transform));
+    asked->levels = owned(given[3]);
+    asked->level = owned(given[4]);
+    framework.asked = asked;
+  }
   Py_INCREF(type);  // its address is a key from now on
   return frameworks_.emplace(type, framework).first->second;
 }
 
-PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
+PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count, bool direct) {
   if (count != static_cast<Py_ssize_t>(arguments_.size())) {
     throw_argument_error(name_ + ": " + std::to_string(arguments_.size()) + " arguments expected, " +
                          std::to_string(count) + " given");
   }
   Call call;
   read_values(arguments, call);  // first: it may run Python code, and views borrow
+  const auto elsewhere = [&](PyObject* function) {
+    const py::object held = py::reinterpret_borrow<py::object>(function);  // the first call sets another gradient
+    PyObject* result = taking_gil([&] { return PyObject_Vectorcall(held.ptr(), arguments, count, nullptr); });
+    if (result == nullptr) throw PythonErrorSet{};
+    return result;
+  };
   const DLPackExchangeAPI* api = nullptr;
-  PyObject *is_grad_enabled = nullptr, *was_written = nullptr;
+  const Asked* asked = nullptr;
   bool slow = false;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     if (arguments_[i].kind == Kind::stream) slow |= arguments[i] != Py_None;
@@ -127,18 +144,18 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
       continue;
     }
     const Framework& owner = framework(Py_TYPE(object), index, argument.called);
+    if (owner.wrapped) return elsewhere(dispatch_);
     if (owner.api == nullptr || (api != nullptr && owner.api != api)) {
       slow = true;
       break;
     }
     api = owner.api;
-    is_grad_enabled = owner.is_grad_enabled;
-    was_written = owner.was_written;
+    asked = owner.asked.get();
     DLTensor tensor;
     if (api->tensor_from_object(object, &tensor) != 0) {
-      py::error_already_set error;
-      const std::string what = error.what();  // its other lines are a trace
-      refuse(argument.called, "is a tensor without memory of its own: " + what.substr(0, what.find('\n')));
+      PyErr_Clear();  // the slow call says what it is
+      slow = true;
+      break;
     }
     if (tensor.device.type != kDLCUDA) {
       slow = true;
@@ -151,23 +168,45 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count) {
   if (slow) {
     py::tuple all(count);
     for (Py_ssize_t i = 0; i < count; ++i) all[i] = py::reinterpret_borrow<py::object>(arguments[i]);
-    PyObject* result = taking_gil([&] { return PyObject_CallOneArg(slow_call_, all.ptr()); });
+    PyObject* result = taking_gil([&] {
+      return PyObject_CallFunctionObjArgs(slow_call_, all.ptr(), direct ? Py_True : Py_False, nullptr);
+    });
     if (result == nullptr) throw PythonErrorSet{};
     return result;
   }
-  if (is_grad_enabled != nullptr && records_gradient(call, is_grad_enabled)) {
-    const py::object gradient = py::reinterpret_borrow<py::object>(gradient_);  // the first call sets another one
-    PyObject* result = taking_gil([&] { return PyObject_Vectorcall(gradient.ptr(), arguments, count, nullptr); });
-    if (result == nullptr) throw PythonErrorSet{};
-    return result;
+  if (asked != nullptr && !direct) {
+    if (transforms(call, *asked)) return elsewhere(dispatch_);
+    if (records_gradient(call, asked->is_grad_enabled)) return elsewhere(gradient_);
   }
   check_not_forked();  // before the framework is asked for anything
   void* stream = nullptr;
   if (api->current_stream(kDLCUDA, call.views[0].device, &stream) != 0) throw PythonErrorSet{};
   ExchangeAllocator allocator(api);
   py::object result = py::reinterpret_steal<py::object>(run(call, allocator, static_cast<CUstream>(stream)));
-  if (was_written != nullptr) tell_of_written(call, was_written);
+  if (asked != nullptr) tell_of_written(call, asked->was_written);
   return result.release().ptr();
+}
+
+bool Operator::transforms(const Call& call, const Asked& asked) const {
+  for (PyObject* transform : asked.transforms) {
+    const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(transform));
+    if (!answer) throw PythonErrorSet{};
+    if (answer.ptr() != Py_None && PyObject_IsTrue(answer.ptr()) == 1) return true;
+  }
+  if (PyObject* level = PyDict_GetItemWithError(asked.levels, asked.level)) {  // borrowed
+    if (PyLong_AsLong(level) >= 0) return true;
+  }
+  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    // A negated view is the imaginary part of complex numbers, whose elements are two apart.
+    const View& view = call.views[i];
+    const bool dense = view.ndim > 0 && view.last() > 1 && (view.strides == nullptr || view.strides[view.ndim - 1] == 1);
+    if (call.objects[i] == nullptr || dense) continue;
+    const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(call.objects[i], is_neg));
+    if (!answer) throw PythonErrorSet{};
+    if (answer.ptr() == Py_True) return true;
+  }
+  return false;
 }
 
 void Operator::tell_of_written(const Call& call, PyObject* was_written) const {

@@ -18,18 +18,21 @@ class Operator {
   // What it calls in Python:
   // - plan(implementation, device, dtypes, columns, variant, with a margin, flags) -> Plan
   // - check, of the same, refuses what a plan would -> multiprocessors
-  // - slow_call(arguments) -> result
+  // - slow_call(arguments, direct) -> result
   // - gradient(*arguments) -> result records a gradient, where an array requires one; None: such a call is refused
-  // - framework_of(type, argument) -> (DLPack exchange API capsule, is_grad_enabled, was_written), or None for each
+  // - dispatch(*arguments) -> result, where a framework does more with a call than run it: traces or transforms it
+  // - framework_of(type, argument) -> (DLPack exchange API capsule or None, whether arrays of the type are wrapped: all
+  //   calls with them are dispatched, what the framework is asked or None: `Asked`)
   // - implementation: a context variable holding a small int
   // Where there are `buckets`, ascending, a plan is for every number of columns up to one of them, and is asked for
   // with that; the last one is kMostColumns.
   Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
-           PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* framework_of, PyObject* implementation,
-           std::vector<int64_t> buckets);
+           PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch, PyObject* framework_of,
+           PyObject* implementation, std::vector<int64_t> buckets);
 
-  // The hot path. Arguments as in the declaration, all given.
-  PyObject* call(PyObject* const* arguments, Py_ssize_t count);
+  // The hot path. Arguments as in the declaration, all given. A `direct` call comes from the framework's own dispatcher,
+  // which has seen to gradients and transforms: it only runs.
+  PyObject* call(PyObject* const* arguments, Py_ssize_t count, bool direct);
 
   // The same with views made by the caller: for arrays that need more than a pointer.
   PyObject* run(Call& call, Allocator& allocator, CUstream stream);
@@ -44,14 +47,24 @@ class Operator {
   void read_values(PyObject* const* arguments, Call& call);
 
  private:
-  struct Framework {
-    const DLPackExchangeAPI* api = nullptr;  // null: the slow call
+  // What a framework is asked at each call.
+  struct Asked {
     PyObject* is_grad_enabled = nullptr;
     PyObject* was_written = nullptr;  // called with an array of the caller's that was written
+    std::vector<PyObject*> transforms;  // functions of nothing: whether calls are traced or transformed now
+    PyObject* levels = nullptr;         // a dictionary of numbers, and a key in it: the same where it is not negative
+    PyObject* level = nullptr;
+  };
+  struct Framework {
+    const DLPackExchangeAPI* api = nullptr;  // null: the slow call
+    bool wrapped = false;
+    std::shared_ptr<const Asked> asked;
   };
 
   const Framework& framework(PyTypeObject* type, int array, const std::string& argument);
   void tell_of_written(const Call& call, PyObject* was_written) const;
+  // Whether the framework traces or transforms the call, or has an array of it whose memory is not its value.
+  bool transforms(const Call& call, const Asked& asked) const;
   // Whether autograd is to record a gradient of the call. Refuses one that this operator does not have.
   bool records_gradient(const Call& call, PyObject* is_grad_enabled) const;
   std::shared_ptr<const Plan> plan(const Call& call, const Layout& layout);
@@ -105,6 +118,7 @@ class Operator {
   PyObject* check_;
   PyObject* slow_call_;
   PyObject* gradient_;
+  PyObject* dispatch_;
   PyObject* framework_of_;
   PyObject* implementation_;
   std::vector<int64_t> buckets_;

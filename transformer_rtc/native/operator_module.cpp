@@ -65,16 +65,19 @@ class PythonAllocator : public Allocator {
 
 constexpr const char* kOperatorCapsule = "transformer_rtc.operator";
 
+template <bool direct>
 PyObject* call_operator(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   try {
-    return static_cast<Operator*>(PyCapsule_GetPointer(self, kOperatorCapsule))->call(arguments, count);
+    return static_cast<Operator*>(PyCapsule_GetPointer(self, kOperatorCapsule))->call(arguments, count, direct);
   } catch (...) {
     set_python_error();
     return nullptr;
   }
 }
 
-PyMethodDef call_operator_method = {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_operator)),
+template <bool direct>
+PyMethodDef call_operator_method = {"call",
+                                    reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_operator<direct>)),
                                     METH_FASTCALL, nullptr};
 
 // Runs an operator on views: (views or None of the array arguments in order, all arguments, allocate, stream, whether
@@ -227,23 +230,27 @@ void bind_operator(py::module_& module) {
   bind_plan(module);
   py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
       .def(py::init([](std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, py::object plan,
-                       py::object check, py::object slow_call, py::object gradient, py::object framework_of,
-                       py::object implementation, std::vector<int64_t> buckets) {
+                       py::object check, py::object slow_call, py::object gradient, py::object dispatch,
+                       py::object framework_of, py::object implementation, std::vector<int64_t> buckets) {
              return std::make_shared<Operator>(std::move(name), std::move(arguments), std::move(symbols), plan.ptr(),
-                                               check.ptr(), slow_call.ptr(), gradient.ptr(), framework_of.ptr(),
-                                               implementation.ptr(), std::move(buckets));
+                                               check.ptr(), slow_call.ptr(), gradient.ptr(), dispatch.ptr(),
+                                               framework_of.ptr(), implementation.ptr(), std::move(buckets));
            }),
            py::arg("name"), py::arg("arguments"), py::arg("symbols"), py::arg("plan"), py::arg("check"),
-           py::arg("slow_call"), py::arg("gradient"), py::arg("framework_of"), py::arg("implementation"),
-           py::arg("buckets") = std::vector<int64_t>{})
+           py::arg("slow_call"), py::arg("gradient"), py::arg("dispatch"), py::arg("framework_of"),
+           py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
       .def_property_readonly("name", &Operator::name)
       .def("set_gradient", [](Operator& self, const py::object& gradient) { self.set_gradient(gradient.ptr()); })
       .def("run_views", &run_views, py::arg("views"), py::arg("arguments"), py::arg("allocate"), py::arg("stream"),
            py::arg("graph_memory") = false)
-      .def("entry", [](py::object self) {
-        // A builtin of METH_FASTCALL: no argument tuple, no conversion. The capsule keeps the operator alive.
-        const py::capsule capsule(static_cast<const void*>(self.cast<Operator*>()), kOperatorCapsule);
-        PyCapsule_SetContext(capsule.ptr(), self.inc_ref().ptr());
-        return py::reinterpret_steal<py::object>(PyCFunction_New(&call_operator_method, capsule.ptr()));
-      });
+      .def(
+          "entry",
+          [](py::object self, bool direct) {
+            // A builtin of METH_FASTCALL: no argument tuple, no conversion. The capsule keeps the operator alive.
+            const py::capsule capsule(static_cast<const void*>(self.cast<Operator*>()), kOperatorCapsule);
+            PyCapsule_SetContext(capsule.ptr(), self.inc_ref().ptr());
+            PyMethodDef* method = direct ? &call_operator_method<true> : &call_operator_method<false>;
+            return py::reinterpret_steal<py::object>(PyCFunction_New(method, capsule.ptr()));
+          },
+          py::arg("direct") = false);
 }

@@ -27,7 +27,10 @@ _ABSENT = frozenset((type(None),))
 
 
 def recorded(
-    declaration: Declaration, call_forward: Callable[..., Any], call_backward: Callable[..., Any]
+    declaration: Declaration,
+    call_forward: Callable[..., Any],
+    call_backward: Callable[..., Any],
+    backward_refuses: bool = False,
 ) -> Callable[..., Any]:
     """Return an operator's call whose gradient autograd records.
 
@@ -38,6 +41,8 @@ def recorded(
     call_forward, call_backward : callable
         Its native call, and that of the operator that computes its gradient: of all arguments, in the order of the
         declaration. So is what is returned.
+    backward_refuses : bool
+        Whether `call_backward` itself refuses to be differentiated, so that its results need not be.
     """
     forward, backward = _Forward(declaration, call_forward), _Backward(declaration, call_backward)
 
@@ -46,7 +51,7 @@ def recorded(
         return forward.run(ctx, values)
 
     def run_backward(ctx: Any, *gradients: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if backward_refuses or not torch.is_grad_enabled():
             return backward.run(ctx, gradients)
         with torch.no_grad():
             found = backward.run(ctx, gradients)
