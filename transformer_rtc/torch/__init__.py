@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import megatron as megatron
+    from . import transformer_engine as transformer_engine
     from .hugging_face import kernel_mapping, patch_mapping
     from .modules import LayerNorm, RMSNorm
     from .patching import Patch, patch
@@ -43,7 +45,13 @@ _LATER = {
 }
 
 
+# Modules whose classes have one name, so that they are not among those above.
+_MODULES = ("megatron", "transformer_engine")
+
+
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(import_module(f".{_LATER[name]}", __name__), name)
@@ -51,4 +59,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LATER, *_MODULES})
