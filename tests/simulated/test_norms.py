@@ -389,6 +389,9 @@ def test_statistics_of_the_forward_call_are_those_that_backward_finds(hidden, rn
     again = run(rig, case._replace(rstd=False), {name: given[name] for name in ("dy", "x", "weight")})
     for name, array in saved.items():
         np.testing.assert_allclose(array, again[name], rtol=1e-4, atol=1e-4 * np.abs(array).max(), err_msg=name)
+    # As keepdim=True leaves them.
+    kept = run(rig, case, {**given, "mean": mean[..., None], "rstd": rstd[..., None]})
+    assert_same_bits(kept, saved, "[rows, 1]")
 
 
 @pytest.mark.parametrize("operator", ["rms_norm", "layer_norm"])

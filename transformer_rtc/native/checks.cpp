@@ -43,7 +43,10 @@ bool of_leading(const Shape& shape) {
 
 bool Operator::has_shape(const Shape& shape, const View& view, const View& first, const Layout& layout) const {
   const int leading = shape.leading ? first.ndim - 1 : 0;
-  if (view.ndim != leading + static_cast<int>(shape.sizes.size()) || !exists(shape, first)) return false;
+  // One element for each row may have a last dimension of its own, as keepdim=True leaves it.
+  const bool kept = shape.leading && shape.sizes.empty() && view.ndim == first.ndim && view.last() == 1;
+  if (!kept && view.ndim != leading + static_cast<int>(shape.sizes.size())) return false;
+  if (!exists(shape, first)) return false;
   for (int i = 0; i < leading; ++i) {
     if (view.shape[i] != first.shape[i]) return false;
   }
@@ -81,7 +84,7 @@ void Operator::check_view(const Array& array, const View& view, const View& firs
   if (view.size() > 0 && reinterpret_cast<uintptr_t>(view.data) % dtype_bytes(view.dtype) != 0) {
     refuse(name, "must be aligned to its elements of " + std::to_string(dtype_bytes(view.dtype)) + " bytes");
   }
-  if (view.size() > 0 && view.data == nullptr) refuse(name, "has elements but no memory: it is a fake or meta tensor");
+  if (view.size() > 0 && view.data == nullptr) refuse(name, "has elements but no memory: it was freed, or it has none");
   if (array.written && view.read_only) refuse(name, "is read-only");
 
   if (array.placement == Placement::rows) return check_rows(array, view, first, layout);

@@ -700,7 +700,8 @@ def rms_norm_backward(
     eps : float
         The forward call's.
     rstd : array [...], float32, optional
-        The forward call's. None: computed again from x and eps, in the same launch.
+        The forward call's; it may have a last dimension of 1 beside. None: computed again from x and eps, in the
+        same launch.
     dresidual : array [..., hidden], float32, float16 or bfloat16, optional
         A gradient that is added to dx; not read where dx is not asked for.
     weight_offset : float
@@ -802,11 +803,11 @@ def layer_norm_backward(
     eps : float
         The forward call's.
     mean : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
-        the same launch.
+        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
+        beside. None: computed again from x and eps, in the same launch.
     rstd : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
-        the same launch.
+        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
+        beside. None: computed again from x and eps, in the same launch.
     dresidual : array [..., hidden], float32, float16 or bfloat16, optional
         A gradient that is added to dx; not read where dx is not asked for.
     weight_offset : float
@@ -905,7 +906,8 @@ def add_rms_norm_backward(
     eps : float
         The forward call's.
     rstd : array [...], float32, optional
-        The forward call's. None: computed again from x and eps, in the same launch.
+        The forward call's; it may have a last dimension of 1 beside. None: computed again from x and eps, in the
+        same launch.
     weight_offset : float
         The forward call's.
     out : array [..., hidden], optional
@@ -1001,11 +1003,11 @@ def add_layer_norm_backward(
     eps : float
         The forward call's.
     mean : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
-        the same launch.
+        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
+        beside. None: computed again from x and eps, in the same launch.
     rstd : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
-        the same launch.
+        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
+        beside. None: computed again from x and eps, in the same launch.
     weight_offset : float
         The forward call's.
     out : array [..., hidden], optional
@@ -1098,7 +1100,8 @@ def rms_norm_add_backward(
     eps : float
         The forward call's.
     rstd : array [...], float32, optional
-        The forward call's. None: computed again from x and eps, in the same launch.
+        The forward call's; it may have a last dimension of 1 beside. None: computed again from x and eps, in the
+        same launch.
     dresidual : array [..., hidden], float32, float16 or bfloat16, optional
         A gradient that is added to dx, such as that of another use of x; not that of the forward call's residual.
         Not read where dx is not asked for.
@@ -1195,11 +1198,11 @@ def layer_norm_add_backward(
     eps : float
         The forward call's.
     mean : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
-        the same launch.
+        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
+        beside. None: computed again from x and eps, in the same launch.
     rstd : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is. None: computed again from x and eps, in
-        the same launch.
+        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
+        beside. None: computed again from x and eps, in the same launch.
     dresidual : array [..., hidden], float32, float16 or bfloat16, optional
         A gradient that is added to dx, such as that of another use of x; not that of the forward call's residual.
         Not read where dx is not asked for.

@@ -298,7 +298,8 @@ def _backward(norm: str, summary: str) -> Declaration:
                 "...",
                 (FLOAT32,),
                 optional=True,
-                doc=f"The forward call's{beside}. None: computed again from x and eps, in the same launch.",
+                doc=f"""The forward call's{beside}; it may have a last dimension of 1 beside. None: computed again
+                from x and eps, in the same launch.""",
             )
             for name in statistics
         ),

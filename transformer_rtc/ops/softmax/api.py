@@ -214,7 +214,7 @@ def softmax_backward(
     sink : array [heads], float32, float16 or bfloat16, optional
         The forward call's, for its gradient, which needs lse, too.
     lse : array [...], float32, optional
-        What the forward call returned.
+        What the forward call returned; it may have a last dimension of 1 beside.
     mask : array broadcast to [..., keys], float32, float16 or bfloat16, optional
         The forward call's, of floats, for its gradient: its elements are not read.
     out : array [..., keys], optional
@@ -303,7 +303,7 @@ def log_softmax_backward(
     sink : array [heads], float32, float16 or bfloat16, optional
         The forward call's, for its gradient, which needs lse, too.
     lse : array [...], float32, optional
-        What the forward call returned.
+        What the forward call returned; it may have a last dimension of 1 beside.
     mask : array broadcast to [..., keys], float32, float16 or bfloat16, optional
         The forward call's, of floats, for its gradient: its elements are not read.
     out : array [..., keys], optional

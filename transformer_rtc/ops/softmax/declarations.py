@@ -181,7 +181,13 @@ def _backward(name: str, summary: str, dsink: str) -> Declaration:
             optional=True,
             doc="The forward call's, for its gradient, which needs lse, too.",
         ),
-        Input("lse", "...", (FLOAT32,), optional=True, doc="What the forward call returned."),
+        Input(
+            "lse",
+            "...",
+            (FLOAT32,),
+            optional=True,
+            doc="What the forward call returned; it may have a last dimension of 1 beside.",
+        ),
         # Masks of bytes are refused by the family, which says why.
         Input(
             "mask",
