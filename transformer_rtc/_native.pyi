@@ -210,3 +210,31 @@ class Operator:
         graph_memory: bool = False,
     ) -> object: ...
     def entry(self, direct: bool = False) -> Callable[..., object]: ...
+
+class Gradient:
+    def __init__(
+        self,
+        forward: Operator,
+        backward: Operator,
+        *,
+        inputs: Sequence[int],
+        unusual: Sequence[int],
+        needed: Sequence[int],
+        numbers: Sequence[int],
+        kept: Sequence[int],
+        results: Sequence[int],
+        given: Sequence[int],
+        prepare: Callable[[tuple[Any, ...]], tuple[Any, ...]],
+        forward_steps: Callable[[tuple[bool, ...], tuple[Any, ...]], tuple[Any, ...]],
+        backward_steps: Callable[[tuple[bool, ...], tuple[Any, ...], tuple[bool, ...]], tuple[Any, ...]],
+        slow_backward: Callable[..., object],
+        is_grad_enabled: Callable[[], bool],
+        implementation: object,
+    ) -> None: ...
+    def set_apply(self, apply: Callable[..., object]) -> None: ...
+    @property
+    def call(self) -> Callable[..., Any]: ...
+    @property
+    def forward(self) -> Callable[..., Any]: ...
+    @property
+    def backward(self) -> Callable[..., Any]: ...

@@ -173,11 +173,11 @@ class Operator:
 
     def record(self, *values: Any) -> object:
         """Call it, and have torch's autograd record the gradient; of tensors, some of which require it."""
-        from .torch.autograd import recorded
+        from .torch.autograd import recorded_natively
 
         assert self.declaration.gradient is not None
         backward = operator_of(self.declaration.gradient.operator)
-        self.record = recorded(self.declaration, self.direct, backward.direct)  # type: ignore[method-assign]
+        self.record = recorded_natively(self.declaration, self.native, backward.native)  # type: ignore[method-assign]
         self.native.set_gradient(self.record)
         return self.record(*values)
 

@@ -21,3 +21,4 @@ inline LaunchShape launch_shape(const std::array<unsigned, 3>& grid, const std::
 }
 
 void bind_operator(pybind11::module_& module);
+void bind_gradient(pybind11::module_& module);

@@ -211,4 +211,5 @@ PYBIND11_MODULE(_native, module) {
       .def("precede", [](const Event& self, uintptr_t stream) { self.precede(as_stream(stream)); });
 
   bind_operator(module);
+  bind_gradient(module);
 }

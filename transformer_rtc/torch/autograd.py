@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import select
+from .. import _native, select
 from ..arguments import Array, Input, Output, OutputDType, OutputWanted, Result, Stream, Update
 from ..arrays import dtype_id
 from ..declaration import Declaration, declaration_of
 from ..errors import ArgumentError
 from ..spec import BFLOAT16, FLOAT16, FLOAT32
 
-__all__ = ["recorded"]
+__all__ = ["recorded", "recorded_natively"]
 
 # Of outputs that have a gradient.
 _FLOATS = (FLOAT32.id, FLOAT16.id, BFLOAT16.id)
@@ -27,22 +27,17 @@ _ABSENT = frozenset((type(None),))
 
 
 def recorded(
-    declaration: Declaration,
-    call_forward: Callable[..., Any],
-    call_backward: Callable[..., Any],
-    backward_refuses: bool = False,
+    declaration: Declaration, call_forward: Callable[..., Any], call_backward: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return an operator's call whose gradient autograd records.
+    """Return an operator's call whose gradient autograd records, where torch traces or transforms the call.
 
     Parameters
     ----------
     declaration : Declaration
         The operator's.
     call_forward, call_backward : callable
-        Its native call, and that of the operator that computes its gradient: of all arguments, in the order of the
-        declaration. So is what is returned.
-    backward_refuses : bool
-        Whether `call_backward` itself refuses to be differentiated, so that its results need not be.
+        Its call below autograd, and that of the operator that computes its gradient, which refuses to be differentiated
+        itself: of all arguments, in the order of the declaration. So is what is returned.
     """
     forward, backward = _Forward(declaration, call_forward), _Backward(declaration, call_backward)
 
@@ -50,26 +45,63 @@ def recorded(
         ctx.set_materialize_grads(False)
         return forward.run(ctx, values)
 
-    def run_backward(ctx: Any, *gradients: Any) -> Any:
-        if backward_refuses or not torch.is_grad_enabled():
-            return backward.run(ctx, gradients)
-        with torch.no_grad():
-            found = backward.run(ctx, gradients)
-        return _once(declaration.name, found)
-
-    # The class has the operator's name when it is made: torch names the nodes of its graph so.
-    methods = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
-    recorded_function = type(torch.autograd.Function)(declaration.name, (torch.autograd.Function,), methods)
-    # Past a wrapper in Python, which looks for transforms of functions: it takes as long as the rest.
-    apply: Callable[..., Any] = super(torch.autograd.Function, recorded_function).apply
+    _, apply = _function(declaration.name, run_forward, backward.run)
 
     def call(*values: Any) -> Any:
-        forward.check(values)
-        values = forward.plain(values)
-        # The inputs alone for autograd: each argument of its own takes it time, in both directions.
+        values = forward.prepare(values)
         return apply(values, *forward.inputs(values))
 
     return call
+
+
+def recorded_natively(
+    declaration: Declaration, forward_operator: _native.Operator, backward_operator: _native.Operator
+) -> Callable[..., Any]:
+    """Return an operator's call whose gradient autograd records, of tensors that are nothing but their memory.
+
+    Parameters
+    ----------
+    declaration : Declaration
+        The operator's.
+    forward_operator, backward_operator : Operator
+        The native operator, and the one that computes its gradient.
+    """
+    forward = _Forward(declaration, forward_operator.entry(direct=True))
+    backward = _Backward(declaration, backward_operator.entry(direct=True))
+
+    def slow_backward(ctx: Any, *gradients: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return backward.run(ctx, *gradients)
+        with torch.no_grad():
+            found = backward.run(ctx, *gradients)
+        return _once(declaration.name, found)
+
+    native = _native.Gradient(
+        forward_operator,
+        backward_operator,
+        prepare=forward.prepare,
+        forward_steps=forward.steps,
+        backward_steps=backward.steps,
+        slow_backward=slow_backward,
+        is_grad_enabled=torch.is_grad_enabled,
+        implementation=select.chosen,
+        **forward.places,
+        given=backward.numbers,
+    )
+    function, apply = _function(declaration.name, native.forward, slow_backward)
+    # What autograd calls is a function in Python that looks for `backward`: it takes as long as all of ours.
+    function._backward_cls.apply = native.backward
+    native.set_apply(apply)
+    return native.call
+
+
+def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
+    """Return a Function of autograd's, and its call."""
+    # The class has the operator's name when it is made: torch names the nodes of its graph so.
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(torch.autograd.Function)(name, (torch.autograd.Function,), methods)
+    # Past a wrapper in Python, which looks for transforms of functions: it takes as long as the rest.
+    return function, super(torch.autograd.Function, function).apply
 
 
 def _once(name: str, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -151,6 +183,20 @@ class _Forward:
         self._others = [place for place in two if place.argument.name not in taken]
         unusual = (*self._written, *self._dtypes, *self._streams)
         self._unusual = itemgetter(*(place.at for place in unusual))
+        # For the native call, which does what `prepare` and `run` do.
+        self.places = {
+            "inputs": at,
+            "unusual": [place.at for place in unusual],
+            "needed": [place.at for place in self._pattern] if self._others else [],
+            "numbers": [place.at for place in self._numbers],
+            "kept": self._kept,
+            "results": self._results,
+        }
+
+    def prepare(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Refuse what has no gradient, and return the arguments with numbers as they are now."""
+        self.check(values)
+        return self.plain(values)
 
     def check(self, values: tuple[Any, ...]) -> None:
         """Refuse what has no gradient."""
@@ -198,7 +244,7 @@ class _Forward:
         key = (needs, *(values[at] for at in self._results))
         steps = self._steps.get(key)
         if steps is None:
-            steps = self._steps[key] = self._steps_of(needs, values)
+            steps = self._steps[key] = self.steps(needs, values)
         given = list(values)
         for at in steps.ask:
             given[at] = True
@@ -212,7 +258,7 @@ class _Forward:
         ctx.kept = dtypes, [values[at] for at in self._kept], select.chosen.get()
         return found[0] if len(steps.show) == 1 else tuple(found[number] for number in steps.show)
 
-    def _steps_of(self, needs: tuple[bool, ...], values: tuple[Any, ...]) -> _Steps:
+    def steps(self, needs: tuple[bool, ...], values: tuple[Any, ...]) -> _Steps:
         """Return what to do in calls whose inputs and results are wanted so."""
         saved = [one for one in self._saved if one.only_for == _NOBODY or needs[one.only_for]]
         if not any(needs[number] for whose in self._gives for number in whose):
@@ -269,7 +315,7 @@ class _Backward:
         self._inputs = len(inputs)
         returned = [place.argument.name for place in _places(declaration, Output, Result)]
         self._saved = list(zip((own[name] for name in gradient.takes), _saved(declaration), strict=True))
-        self._numbers = [own[one.name] for one in declaration.arguments if one.name in gradient.numbers]
+        self.numbers = [own[one.name] for one in declaration.arguments if one.name in gradient.numbers]
         (self._first, self._first_at), *self._others = (
             (returned.index(output), own[array]) for output, array in gradient.of.items()
         )
@@ -283,13 +329,13 @@ class _Backward:
         self._passes = [(of[name], returned.index(output)) for name, output in gradient.passes.items()]
         self._steps: dict[tuple[Any, ...], _BackwardSteps] = {}
 
-    def run(self, ctx: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    def run(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         dtypes, numbers, implementation = ctx.kept
         needs = ctx.needs_input_grad[1:]
         key = needs, dtypes, tuple([one is not None for one in gradients])
         steps = self._steps.get(key)
         if steps is None:
-            steps = self._steps[key] = self._steps_of(*key)
+            steps = self._steps[key] = self.steps(*key)
         result: list[Any] = [None] * (1 + self._inputs)  # the first of all arguments together
         for at, output, dtype in steps.passes:
             result[1 + at] = gradients[output].to(dtype)
@@ -298,7 +344,7 @@ class _Backward:
         values = list(steps.values)
         for at, tensor in zip(steps.saved, ctx.saved_tensors, strict=True):
             values[at] = tensor
-        for at, number in zip(self._numbers, numbers, strict=True):
+        for at, number in zip(self.numbers, numbers, strict=True):
             values[at] = number
         for at, output in steps.gradients:
             values[at] = gradients[output].contiguous()
@@ -314,7 +360,7 @@ class _Backward:
             result[1 + at] = gradient if gradient.dtype is dtype else gradient.to(dtype)
         return tuple(result)
 
-    def _steps_of(self, needs: tuple[bool, ...], dtypes: tuple[Any, ...], given: tuple[bool, ...]) -> _BackwardSteps:
+    def steps(self, needs: tuple[bool, ...], dtypes: tuple[Any, ...], given: tuple[bool, ...]) -> _BackwardSteps:
         """Return what to do in a backward of such inputs, for which such gradients are given."""
         of = dict(zip([at for at, need in enumerate(needs) if need], dtypes, strict=True))
         passes = [(at, output, of[at]) for at, output in self._passes if at in of and given[output]]

@@ -114,9 +114,7 @@ def _differentiating(schema: Schema) -> Callable[..., Any]:
         gradient = schema.declaration.gradient
         if gradient is None:
             return _refusing(schema)
-        return recorded(
-            schema.declaration, _functional(schema, run()), dispatched(gradient.operator), backward_refuses=True
-        )
+        return recorded(schema.declaration, _functional(schema, run()), dispatched(gradient.operator))
 
     def differentiate(*arguments: Any) -> Any:
         values = schema.values(arguments)

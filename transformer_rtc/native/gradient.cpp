@@ -1,0 +1,290 @@
+#include "gradient.hpp"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <tuple>
+
+#include "bindings.hpp"
+#include "errors.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+// Returns a new reference's owner; throws where there is none.
+py::object owned(PyObject* object) {
+  if (object == nullptr) throw PythonErrorSet{};
+  return py::reinterpret_steal<py::object>(object);
+}
+
+// A name, made once.
+struct Name {
+  PyObject* const object;
+  explicit Name(const char* text) : object(PyUnicode_InternFromString(text)) {}
+};
+
+py::object attribute(PyObject* object, const Name& name) { return owned(PyObject_GetAttr(object, name.object)); }
+
+// Calls a method of the first argument.
+void call_method(const Name& name, std::vector<PyObject*>& arguments) {
+  owned(PyObject_VectorcallMethod(name.object, arguments.data(), arguments.size(), nullptr));
+}
+
+bool is_plain_number(PyObject* value) {
+  return value == Py_None || PyFloat_CheckExact(value) || PyBool_Check(value) || PyLong_CheckExact(value) ||
+         PyUnicode_CheckExact(value);
+}
+
+// A bit for each, but for the first: that is of all arguments together.
+unsigned mask_of(PyObject* needs) {
+  unsigned mask = 0;
+  for (Py_ssize_t i = 1; i < PyTuple_GET_SIZE(needs); ++i) {
+    mask |= static_cast<unsigned>(PyTuple_GET_ITEM(needs, i) == Py_True) << i;
+  }
+  return mask;
+}
+
+py::object after_first(PyObject* tuple) { return owned(PyTuple_GetSlice(tuple, 1, PyTuple_GET_SIZE(tuple))); }
+
+// What a call returned: one object, or a tuple of several.
+struct Found {
+  py::object object;
+
+  PyObject* operator[](int number) const {
+    return PyTuple_CheckExact(object.ptr()) ? PyTuple_GET_ITEM(object.ptr(), number) : object.ptr();
+  }
+};
+
+// Chooses an implementation, if another one is chosen, until it ends.
+class Chosen {
+ public:
+  Chosen(PyObject* variable, PyObject* implementation) : variable_(variable) {
+    PyObject* current = nullptr;
+    if (PyContextVar_Get(variable, nullptr, &current) != 0) throw PythonErrorSet{};
+    const py::object held = py::reinterpret_steal<py::object>(current);
+    if (PyLong_AsLong(current) != PyLong_AsLong(implementation)) token_ = PyContextVar_Set(variable, implementation);
+  }
+  Chosen(const Chosen&) = delete;
+  Chosen& operator=(const Chosen&) = delete;
+  ~Chosen() {
+    if (token_ == nullptr) return;
+    const py::error_scope pending;  // resetting would overwrite it
+    if (PyContextVar_Reset(variable_, token_) != 0) PyErr_Clear();
+    Py_DECREF(token_);
+  }
+
+ private:
+  PyObject* variable_;
+  PyObject* token_ = nullptr;
+};
+
+}  // namespace
+
+PyObject* Gradient::call(PyObject* const* arguments, Py_ssize_t count) {
+  bool usual = places_.needed.empty();
+  for (int at : places_.needed) usual |= arguments[at] != Py_None;
+  for (int at : places_.unusual) usual &= arguments[at] == Py_None;
+  for (int at : places_.numbers) usual &= is_plain_number(arguments[at]);
+  py::object values = owned(PyTuple_New(count));
+  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(values.ptr(), i, Py_NewRef(arguments[i]));
+  if (!usual) values = owned(PyObject_CallOneArg(callbacks_.prepare.ptr(), values.ptr()));
+  // The inputs alone for autograd: each argument of its own takes it time, in both directions.
+  PyObject* given[kMaxArrays + 1] = {values.ptr()};
+  size_t number = 1;
+  for (int at : places_.inputs) given[number++] = arguments[at];
+  return PyObject_Vectorcall(apply_.ptr(), given, number, nullptr);
+}
+
+const Gradient::ForwardSteps& Gradient::forward_steps(PyObject* needs, PyObject* values) {
+  const unsigned mask = mask_of(needs);
+  unsigned wanted = 0;
+  for (int at : places_.results) {
+    PyObject* value = PyTuple_GET_ITEM(values, at);
+    wanted = wanted << 2 | (value == Py_None ? 2u : static_cast<unsigned>(PyObject_IsTrue(value) == 1));
+  }
+  for (const ForwardSteps& steps : forward_seen_) {
+    if (steps.needs == mask && steps.wanted == wanted) return steps;
+  }
+  const py::tuple found = callbacks_.forward_steps(after_first(needs), py::handle(values));
+  ForwardSteps steps{mask, wanted, {}, {}, {}, {}, {}};
+  steps.ask = found[0].cast<std::vector<int>>();
+  steps.show = found[1].cast<std::vector<int>>();
+  steps.statistics = found[2].cast<std::vector<int>>();
+  steps.save = found[3].cast<std::vector<std::pair<bool, int>>>();
+  steps.inputs = found[4].cast<std::vector<int>>();
+  forward_seen_.push_back(std::move(steps));
+  return forward_seen_.back();
+}
+
+PyObject* Gradient::forward(PyObject* const* arguments, Py_ssize_t count) {
+  static const Name needs_input_grad("needs_input_grad"), materialize("set_materialize_grads"),
+      non_differentiable("mark_non_differentiable"), save_for_backward("save_for_backward"), dtype("dtype"),
+      kept("kept");
+  if (count < 2 || !PyTuple_CheckExact(arguments[1])) throw_argument_error("autograd calls this");
+  PyObject *context = arguments[0], *values = arguments[1];
+  const py::object needs = attribute(context, needs_input_grad);
+  const ForwardSteps& steps = forward_steps(needs.ptr(), values);
+
+  std::vector<PyObject*> given(PyTuple_GET_SIZE(values));
+  for (size_t i = 0; i < given.size(); ++i) given[i] = PyTuple_GET_ITEM(values, i);
+  for (int at : steps.ask) given[at] = Py_True;
+  const Found found{owned(forward_->call(given.data(), given.size(), true))};
+
+  std::vector<PyObject*> of_context{context, Py_False};
+  call_method(materialize, of_context);
+  if (!steps.statistics.empty()) {
+    of_context.resize(1);
+    for (int number : steps.statistics) of_context.push_back(found[number]);
+    call_method(non_differentiable, of_context);
+  }
+  of_context.resize(1);
+  for (const auto& [is_made, at] : steps.save) {
+    of_context.push_back(is_made ? found[at] : PyTuple_GET_ITEM(values, at));
+  }
+  call_method(save_for_backward, of_context);
+
+  py::tuple dtypes(steps.inputs.size()), numbers(places_.kept.size());
+  for (size_t i = 0; i < steps.inputs.size(); ++i) {
+    dtypes[i] = attribute(PyTuple_GET_ITEM(values, steps.inputs[i]), dtype);
+  }
+  for (size_t i = 0; i < places_.kept.size(); ++i) {
+    numbers[i] = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(values, places_.kept[i]));
+  }
+  PyObject* implementation = nullptr;
+  if (PyContextVar_Get(callbacks_.implementation.ptr(), nullptr, &implementation) != 0) throw PythonErrorSet{};
+  const py::object chosen = py::reinterpret_steal<py::object>(implementation);
+  const py::tuple all = py::make_tuple(dtypes, numbers, chosen);
+  if (PyObject_SetAttr(context, kept.object, all.ptr()) != 0) throw PythonErrorSet{};
+
+  if (steps.show.size() == 1) return Py_NewRef(found[steps.show[0]]);
+  py::object shown = owned(PyTuple_New(steps.show.size()));
+  for (size_t i = 0; i < steps.show.size(); ++i) PyTuple_SET_ITEM(shown.ptr(), i, Py_NewRef(found[steps.show[i]]));
+  return shown.release().ptr();
+}
+
+const Gradient::BackwardSteps& Gradient::backward_steps(PyObject* needs, PyObject* dtypes, PyObject* const* gradients,
+                                                        Py_ssize_t count) {
+  const unsigned mask = mask_of(needs);
+  unsigned given = 0;
+  for (Py_ssize_t i = 0; i < count; ++i) given |= static_cast<unsigned>(gradients[i] != Py_None) << i;
+  const size_t types = PyTuple_GET_SIZE(dtypes);
+  for (const BackwardSteps& steps : backward_seen_) {
+    bool same = steps.needs == mask && steps.given == given && steps.dtypes.size() == types;
+    for (size_t i = 0; i < types && same; ++i) same = steps.dtypes[i].ptr() == PyTuple_GET_ITEM(dtypes, i);
+    if (same) return steps;
+  }
+  py::tuple are_given(count);
+  for (Py_ssize_t i = 0; i < count; ++i) are_given[i] = py::bool_(gradients[i] != Py_None);
+  const py::tuple found = callbacks_.backward_steps(after_first(needs), py::handle(dtypes), are_given);
+  BackwardSteps steps{mask, given, py::handle(dtypes).cast<std::vector<py::object>>(), false, {}, {}, {}, {}};
+  steps.rare = found[1].is_none() || py::len(found[0]) > 0;
+  if (!steps.rare) {
+    steps.values = found[1].cast<std::vector<py::object>>();
+    steps.saved = found[2].cast<std::vector<int>>();
+    steps.gradients = found[3].cast<std::vector<std::pair<int, int>>>();
+    steps.gives = found[4].cast<std::vector<std::tuple<int, int, py::object>>>();
+  }
+  backward_seen_.push_back(std::move(steps));
+  return backward_seen_.back();
+}
+
+PyObject* Gradient::backward(PyObject* const* arguments, Py_ssize_t count) {
+  static const Name needs_input_grad("needs_input_grad"), saved_tensors("saved_tensors"), dtype("dtype"), kept("kept"),
+      contiguous("contiguous"), to("to");
+  if (count < 1) throw_argument_error("autograd calls this");
+  PyObject* context = arguments[0];
+  const py::object all = attribute(context, kept), needs = attribute(context, needs_input_grad);
+  PyObject *dtypes = PyTuple_GET_ITEM(all.ptr(), 0), *numbers = PyTuple_GET_ITEM(all.ptr(), 1);
+  const BackwardSteps& steps = backward_steps(needs.ptr(), dtypes, arguments + 1, count - 1);
+  const py::object enabled = owned(PyObject_CallNoArgs(callbacks_.is_grad_enabled.ptr()));
+  if (steps.rare || enabled.ptr() == Py_True) {
+    return PyObject_Vectorcall(callbacks_.slow_backward.ptr(), arguments, count, nullptr);
+  }
+
+  std::vector<PyObject*> given(steps.values.size());
+  for (size_t i = 0; i < given.size(); ++i) given[i] = steps.values[i].ptr();
+  const py::object saved = attribute(context, saved_tensors);
+  if (static_cast<size_t>(PyTuple_GET_SIZE(saved.ptr())) != steps.saved.size()) {
+    throw_argument_error("autograd saved another number of tensors");
+  }
+  for (size_t i = 0; i < steps.saved.size(); ++i) given[steps.saved[i]] = PyTuple_GET_ITEM(saved.ptr(), i);
+  for (size_t i = 0; i < places_.given.size(); ++i) given[places_.given[i]] = PyTuple_GET_ITEM(numbers, i);
+  std::vector<py::object> gradients;  // whose strides may be any, such as those of a sum's: 0
+  for (const auto& [at, output] : steps.gradients) {
+    gradients.push_back(owned(PyObject_CallMethodNoArgs(arguments[1 + output], contiguous.object)));
+    given[at] = gradients.back().ptr();
+  }
+  const Found found{[&] {
+    const Chosen chosen(callbacks_.implementation.ptr(), PyTuple_GET_ITEM(all.ptr(), 2));
+    return owned(backward_->call(given.data(), given.size(), true));
+  }()};
+
+  py::tuple result(1 + places_.inputs.size());
+  for (size_t i = 0; i < result.size(); ++i) result[i] = py::none();
+  for (const auto& [at, number, type] : steps.gives) {
+    py::object gradient = py::reinterpret_borrow<py::object>(found[number]);
+    if (attribute(gradient.ptr(), dtype).ptr() != type.ptr()) {
+      gradient = owned(PyObject_CallMethodOneArg(gradient.ptr(), to.object, type.ptr()));
+    }
+    result[1 + at] = gradient;
+  }
+  return result.release().ptr();
+}
+
+namespace {
+
+constexpr const char* kGradientCapsule = "transformer_rtc.gradient";
+
+template <PyObject* (Gradient::*method)(PyObject* const*, Py_ssize_t)>
+PyObject* call_gradient(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  return taking_gil([&]() -> PyObject* {
+    try {
+      auto* gradient = static_cast<Gradient*>(PyCapsule_GetPointer(self, kGradientCapsule));
+      return (gradient->*method)(arguments, count);
+    } catch (abi::__forced_unwind&) {
+      throw;
+    } catch (...) {
+      set_python_error();
+      return nullptr;
+    }
+  });
+}
+
+template <PyObject* (Gradient::*method)(PyObject* const*, Py_ssize_t)>
+py::object entry(const py::object& self, const char* name) {
+  static PyMethodDef definition = {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_gradient<method>)),
+                                   METH_FASTCALL, nullptr};
+  const py::capsule capsule(static_cast<const void*>(self.cast<Gradient*>()), kGradientCapsule);
+  PyCapsule_SetContext(capsule.ptr(), py::object(self).inc_ref().ptr());
+  return owned(PyCFunction_New(&definition, capsule.ptr()));
+}
+
+}  // namespace
+
+void bind_gradient(py::module_& module) {
+  using Numbers = std::vector<int>;
+  py::class_<Gradient, std::shared_ptr<Gradient>>(module, "Gradient")
+      .def(py::init([](std::shared_ptr<Operator> forward, std::shared_ptr<Operator> backward, Numbers inputs,
+                       Numbers unusual, Numbers needed, Numbers numbers, Numbers kept, Numbers results, Numbers given,
+                       py::object prepare, py::object forward_steps, py::object backward_steps,
+                       py::object slow_backward, py::object is_grad_enabled, py::object implementation) {
+             return std::make_shared<Gradient>(
+                 std::move(forward), std::move(backward),
+                 Gradient::Places{inputs, unusual, needed, numbers, kept, results, given},
+                 Gradient::Callbacks{prepare, forward_steps, backward_steps, slow_backward, is_grad_enabled,
+                                     implementation});
+           }),
+           py::arg("forward"), py::arg("backward"), py::kw_only(), py::arg("inputs"), py::arg("unusual"),
+           py::arg("needed"), py::arg("numbers"), py::arg("kept"), py::arg("results"), py::arg("given"),
+           py::arg("prepare"), py::arg("forward_steps"), py::arg("backward_steps"), py::arg("slow_backward"),
+           py::arg("is_grad_enabled"), py::arg("implementation"))
+      .def("set_apply", &Gradient::set_apply, py::arg("apply"))
+      .def_property_readonly("call", [](const py::object& self) { return entry<&Gradient::call>(self, "call"); })
+      .def_property_readonly("forward",
+                             [](const py::object& self) { return entry<&Gradient::forward>(self, "forward"); })
+      // As a method of autograd's context, which a builtin function is not by itself.
+      .def_property_readonly("backward", [](const py::object& self) {
+        return owned(PyInstanceMethod_New(entry<&Gradient::backward>(self, "backward").ptr()));
+      });
+}
