@@ -178,7 +178,6 @@ class Operator:
         assert self.declaration.gradient is not None
         backward = operator_of(self.declaration.gradient.operator)
         self.record = recorded_natively(self.declaration, self.native, backward.native)  # type: ignore[method-assign]
-        self.native.set_gradient(self.record)
         return self.record(*values)
 
     def _dispatch(self, *values: Any) -> object:

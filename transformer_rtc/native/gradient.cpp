@@ -12,6 +12,8 @@ namespace py = pybind11;
 
 namespace {
 
+constexpr const char* kHandedCapsule = "transformer_rtc.handed";
+
 // Returns a new reference's owner; throws where there is none.
 py::object owned(PyObject* object) {
   if (object == nullptr) throw PythonErrorSet{};
@@ -27,8 +29,20 @@ struct Name {
 py::object attribute(PyObject* object, const Name& name) { return owned(PyObject_GetAttr(object, name.object)); }
 
 // Calls a method of the first argument.
-void call_method(const Name& name, std::vector<PyObject*>& arguments) {
-  owned(PyObject_VectorcallMethod(name.object, arguments.data(), arguments.size(), nullptr));
+void call_method(const Name& name, PyObject* const* arguments, size_t count) {
+  owned(PyObject_VectorcallMethod(name.object, arguments, count, nullptr));
+}
+
+py::object tuple_of(PyObject* const* items, Py_ssize_t count) {
+  py::object made = owned(PyTuple_New(count));
+  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(made.ptr(), i, Py_NewRef(items[i]));
+  return made;
+}
+
+std::vector<PyObject*> items_of(PyObject* tuple) {
+  std::vector<PyObject*> items(PyTuple_Size(tuple));
+  for (size_t i = 0; i < items.size(); ++i) items[i] = PyTuple_GET_ITEM(tuple, i);
+  return items;
 }
 
 bool is_plain_number(PyObject* value) {
@@ -81,33 +95,54 @@ class Chosen {
 
 }  // namespace
 
-PyObject* Gradient::call(PyObject* const* arguments, Py_ssize_t count) {
-  bool usual = places_.needed.empty();
-  for (int at : places_.needed) usual |= arguments[at] != Py_None;
-  for (int at : places_.unusual) usual &= arguments[at] == Py_None;
-  for (int at : places_.numbers) usual &= is_plain_number(arguments[at]);
-  py::object values = owned(PyTuple_New(count));
-  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(values.ptr(), i, Py_NewRef(arguments[i]));
-  if (!usual) values = owned(PyObject_CallOneArg(callbacks_.prepare.ptr(), values.ptr()));
-  // The inputs alone for autograd: each argument of its own takes it time, in both directions.
-  PyObject* given[kMaxArrays + 1] = {values.ptr()};
-  size_t number = 1;
-  for (int at : places_.inputs) given[number++] = arguments[at];
-  return PyObject_Vectorcall(apply_.ptr(), given, number, nullptr);
+void Gradient::begin(py::object apply) {
+  apply_ = std::move(apply);
+  forward_->set_recorder(this);
 }
 
-const Gradient::ForwardSteps& Gradient::forward_steps(PyObject* needs, PyObject* values) {
+bool Gradient::is_usual(PyObject* const* values) const {
+  bool usual = places_.needed.empty();
+  for (int at : places_.needed) usual |= values[at] != Py_None;
+  for (int at : places_.unusual) usual &= values[at] == Py_None;
+  for (int at : places_.numbers) usual &= is_plain_number(values[at]);
+  return usual;
+}
+
+PyObject* Gradient::hand(const Handed& handed) {
+  const py::object capsule = owned(PyCapsule_New(const_cast<Handed*>(&handed), kHandedCapsule, nullptr));
+  // The inputs alone for autograd: each argument of its own takes it time, in both directions.
+  PyObject* given[kMaxArrays + 1] = {capsule.ptr()};
+  size_t number = 1;
+  for (int at : places_.inputs) given[number++] = handed.values[at];
+  PyObject* result = taking_gil([&] { return PyObject_Vectorcall(apply_.ptr(), given, number, nullptr); });
+  if (result == nullptr) throw PythonErrorSet{};
+  return result;
+}
+
+PyObject* Gradient::record(Read& read) {
+  if (!is_usual(read.arguments)) return call(read.arguments, read.count);
+  return hand({read.arguments, read.count, &read});
+}
+
+PyObject* Gradient::call(PyObject* const* arguments, Py_ssize_t count) {
+  if (is_usual(arguments)) return hand({arguments, count, nullptr});
+  const py::object prepared = owned(PyObject_CallOneArg(callbacks_.prepare.ptr(), tuple_of(arguments, count).ptr()));
+  const std::vector<PyObject*> values = items_of(prepared.ptr());
+  return hand({values.data(), count, nullptr});
+}
+
+Gradient::ForwardSteps& Gradient::forward_steps(PyObject* needs, const Handed& handed) {
   const unsigned mask = mask_of(needs);
   unsigned wanted = 0;
   for (int at : places_.results) {
-    PyObject* value = PyTuple_GET_ITEM(values, at);
+    PyObject* value = handed.values[at];
     wanted = wanted << 2 | (value == Py_None ? 2u : static_cast<unsigned>(PyObject_IsTrue(value) == 1));
   }
-  for (const ForwardSteps& steps : forward_seen_) {
+  for (ForwardSteps& steps : forward_seen_) {
     if (steps.needs == mask && steps.wanted == wanted) return steps;
   }
-  const py::tuple found = callbacks_.forward_steps(after_first(needs), py::handle(values));
-  ForwardSteps steps{mask, wanted, {}, {}, {}, {}, {}};
+  const py::tuple found = callbacks_.forward_steps(after_first(needs), tuple_of(handed.values, handed.count));
+  ForwardSteps steps{mask, wanted, {}, {}, {}, {}, {}, {}, {}};
   steps.ask = found[0].cast<std::vector<int>>();
   steps.show = found[1].cast<std::vector<int>>();
   steps.statistics = found[2].cast<std::vector<int>>();
@@ -117,47 +152,60 @@ const Gradient::ForwardSteps& Gradient::forward_steps(PyObject* needs, PyObject*
   return forward_seen_.back();
 }
 
-PyObject* Gradient::forward(PyObject* const* arguments, Py_ssize_t count) {
-  static const Name needs_input_grad("needs_input_grad"), materialize("set_materialize_grads"),
-      non_differentiable("mark_non_differentiable"), save_for_backward("save_for_backward"), dtype("dtype"),
-      kept("kept");
-  if (count < 2 || !PyTuple_CheckExact(arguments[1])) throw_argument_error("autograd calls this");
-  PyObject *context = arguments[0], *values = arguments[1];
-  const py::object needs = attribute(context, needs_input_grad);
-  const ForwardSteps& steps = forward_steps(needs.ptr(), values);
-
-  std::vector<PyObject*> given(PyTuple_GET_SIZE(values));
-  for (size_t i = 0; i < given.size(); ++i) given[i] = PyTuple_GET_ITEM(values, i);
-  for (int at : steps.ask) given[at] = Py_True;
-  const Found found{owned(forward_->call(given.data(), given.size(), true))};
-
-  std::vector<PyObject*> of_context{context, Py_False};
-  call_method(materialize, of_context);
-  if (!steps.statistics.empty()) {
-    of_context.resize(1);
-    for (int number : steps.statistics) of_context.push_back(found[number]);
-    call_method(non_differentiable, of_context);
-  }
-  of_context.resize(1);
-  for (const auto& [is_made, at] : steps.save) {
-    of_context.push_back(is_made ? found[at] : PyTuple_GET_ITEM(values, at));
-  }
-  call_method(save_for_backward, of_context);
-
-  py::tuple dtypes(steps.inputs.size()), numbers(places_.kept.size());
-  for (size_t i = 0; i < steps.inputs.size(); ++i) {
-    dtypes[i] = attribute(PyTuple_GET_ITEM(values, steps.inputs[i]), dtype);
-  }
-  for (size_t i = 0; i < places_.kept.size(); ++i) {
-    numbers[i] = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(values, places_.kept[i]));
-  }
+// Keeps (data types of the inputs that need a gradient, numbers, implementation) for the backward.
+void Gradient::keep(PyObject* context, ForwardSteps& steps, const Handed& handed) {
+  static const Name dtype("dtype"), kept("kept");
   PyObject* implementation = nullptr;
   if (PyContextVar_Get(callbacks_.implementation.ptr(), nullptr, &implementation) != 0) throw PythonErrorSet{};
-  const py::object chosen = py::reinterpret_steal<py::object>(implementation);
-  const py::tuple all = py::make_tuple(dtypes, numbers, chosen);
-  if (PyObject_SetAttr(context, kept.object, all.ptr()) != 0) throw PythonErrorSet{};
+  std::vector<py::object> of{py::reinterpret_steal<py::object>(implementation)};
+  for (int at : steps.inputs) of.push_back(attribute(handed.values[at], dtype));
+  for (int at : places_.kept) of.push_back(py::reinterpret_borrow<py::object>(handed.values[at]));
+  bool same = of.size() == steps.kept_of.size();
+  for (size_t i = 0; i < of.size() && same; ++i) same = of[i].is(steps.kept_of[i]);
+  if (!same) {
+    py::tuple dtypes(steps.inputs.size()), numbers(places_.kept.size());
+    for (size_t i = 0; i < dtypes.size(); ++i) dtypes[i] = of[1 + i];
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = of[1 + dtypes.size() + i];
+    steps.kept = py::make_tuple(dtypes, numbers, of[0]);
+    steps.kept_of = std::move(of);
+  }
+  if (PyObject_SetAttr(context, kept.object, steps.kept.ptr()) != 0) throw PythonErrorSet{};
+}
 
-  if (steps.show.size() == 1) return Py_NewRef(found[steps.show[0]]);
+PyObject* Gradient::forward(PyObject* const* arguments, Py_ssize_t count) {
+  static const Name needs_input_grad("needs_input_grad"), materialize("set_materialize_grads"),
+      non_differentiable("mark_non_differentiable"), save_for_backward("save_for_backward");
+  if (count < 2) throw_argument_error("autograd calls this");
+  PyObject* context = arguments[0];
+  const auto* handed = static_cast<const Handed*>(PyCapsule_GetPointer(arguments[1], kHandedCapsule));
+  if (handed == nullptr) throw PythonErrorSet{};
+  const py::object needs = attribute(context, needs_input_grad);
+  ForwardSteps& steps = forward_steps(needs.ptr(), *handed);
+
+  Found found;
+  if (handed->read != nullptr) {
+    for (int at : steps.ask) forward_->ask_for(at, handed->read->call);
+    found.object = owned(forward_->launch(*handed->read));
+  } else {
+    std::vector<PyObject*> given(handed->values, handed->values + handed->count);
+    for (int at : steps.ask) given[at] = Py_True;
+    found.object = owned(forward_->call(given.data(), given.size(), true));
+  }
+
+  PyObject* of_context[kMaxArrays + 1] = {context};
+  size_t number = 1;
+  for (const auto& [is_made, at] : steps.save) of_context[number++] = is_made ? found[at] : handed->values[at];
+  call_method(save_for_backward, of_context, number);
+  keep(context, steps, *handed);
+  if (steps.show.size() == 1) return Py_NewRef(found[steps.show[0]]);  // whose gradient is always there
+
+  of_context[1] = Py_False;
+  call_method(materialize, of_context, 2);
+  if (!steps.statistics.empty()) {
+    number = 1;
+    for (int statistic : steps.statistics) of_context[number++] = found[statistic];
+    call_method(non_differentiable, of_context, number);
+  }
   py::object shown = owned(PyTuple_New(steps.show.size()));
   for (size_t i = 0; i < steps.show.size(); ++i) PyTuple_SET_ITEM(shown.ptr(), i, Py_NewRef(found[steps.show[i]]));
   return shown.release().ptr();
@@ -279,7 +327,7 @@ void bind_gradient(py::module_& module) {
            py::arg("needed"), py::arg("numbers"), py::arg("kept"), py::arg("results"), py::arg("given"),
            py::arg("prepare"), py::arg("forward_steps"), py::arg("backward_steps"), py::arg("slow_backward"),
            py::arg("is_grad_enabled"), py::arg("implementation"))
-      .def("set_apply", &Gradient::set_apply, py::arg("apply"))
+      .def("begin", &Gradient::begin, py::arg("apply"))
       .def_property_readonly("call", [](const py::object& self) { return entry<&Gradient::call>(self, "call"); })
       .def_property_readonly("forward",
                              [](const py::object& self) { return entry<&Gradient::forward>(self, "forward"); })

@@ -12,7 +12,7 @@
 
 #include "operator.hpp"
 
-class Gradient {
+class Gradient final : public Recorder {
  public:
   // Which arguments are what, by their numbers in the forward call.
   struct Places {
@@ -40,21 +40,32 @@ class Gradient {
         places_(std::move(places)),
         callbacks_(std::move(callbacks)) {}
 
-  void set_apply(pybind11::object apply) { apply_ = std::move(apply); }
+  // From now on autograd is handed calls: `apply` calls `forward`. The native operator's calls come here.
+  void begin(pybind11::object apply);
 
-  // Of the forward call's arguments: has autograd call `forward`.
+  PyObject* record(Read& read) override;
+  // The same of arguments that are not read.
   PyObject* call(PyObject* const* arguments, Py_ssize_t count);
-  // Of autograd: (context, all arguments, the inputs).
+  // Of autograd: (context, what `call` or `record` hands on, the inputs).
   PyObject* forward(PyObject* const* arguments, Py_ssize_t count);
   // Of autograd: (context, the outputs' gradients).
   PyObject* backward(PyObject* const* arguments, Py_ssize_t count);
 
  private:
+  // What is handed on from a call to autograd's forward, which runs within it.
+  struct Handed {
+    PyObject* const* values;
+    Py_ssize_t count;
+    Read* read;  // null: it is not read
+  };
   struct ForwardSteps {
     unsigned needs, wanted;
     std::vector<int> ask, show, statistics;
     std::vector<std::pair<bool, int>> save;  // of what is made, or of the arguments
     std::vector<int> inputs;
+    // What the last call kept for its backward, and of what that was made: most calls keep the same.
+    std::vector<pybind11::object> kept_of;
+    pybind11::object kept;
   };
   struct BackwardSteps {
     unsigned needs, given;
@@ -66,7 +77,11 @@ class Gradient {
     std::vector<std::tuple<int, int, pybind11::object>> gives;
   };
 
-  const ForwardSteps& forward_steps(PyObject* needs, PyObject* values);
+  PyObject* hand(const Handed& handed);
+  // Whether nothing of a call is for `prepare` to look at.
+  bool is_usual(PyObject* const* values) const;
+  ForwardSteps& forward_steps(PyObject* needs, const Handed& handed);
+  void keep(PyObject* context, ForwardSteps& steps, const Handed& handed);
   const BackwardSteps& backward_steps(PyObject* needs, PyObject* dtypes, PyObject* const* gradients, Py_ssize_t count);
 
   std::shared_ptr<Operator> forward_, backward_;

@@ -120,15 +120,15 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count, bool dire
     throw_argument_error(name_ + ": " + std::to_string(arguments_.size()) + " arguments expected, " +
                          std::to_string(count) + " given");
   }
-  Call call;
+  Read read{arguments, count};
+  Call& call = read.call;
   read_values(arguments, call);  // first: it may run Python code, and views borrow
   const auto elsewhere = [&](PyObject* function) {
-    const py::object held = py::reinterpret_borrow<py::object>(function);  // the first call sets another gradient
-    PyObject* result = taking_gil([&] { return PyObject_Vectorcall(held.ptr(), arguments, count, nullptr); });
+    PyObject* result = taking_gil([&] { return PyObject_Vectorcall(function, arguments, count, nullptr); });
     if (result == nullptr) throw PythonErrorSet{};
     return result;
   };
-  const DLPackExchangeAPI* api = nullptr;
+  const DLPackExchangeAPI*& api = read.api;
   const Asked* asked = nullptr;
   bool slow = false;
   for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -176,15 +176,25 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count, bool dire
   }
   if (asked != nullptr && !direct) {
     if (transforms(call, *asked)) return elsewhere(dispatch_);
-    if (records_gradient(call, asked->is_grad_enabled)) return elsewhere(gradient_);
+    if (records_gradient(call, asked->is_grad_enabled)) {
+      return recorder_ != nullptr ? recorder_->record(read) : elsewhere(gradient_);
+    }
   }
-  check_not_forked();  // before the framework is asked for anything
-  void* stream = nullptr;
-  if (api->current_stream(kDLCUDA, call.views[0].device, &stream) != 0) throw PythonErrorSet{};
-  ExchangeAllocator allocator(api);
-  py::object result = py::reinterpret_steal<py::object>(run(call, allocator, static_cast<CUstream>(stream)));
+  py::object result = py::reinterpret_steal<py::object>(launch(read));
   if (asked != nullptr) tell_of_written(call, asked->was_written);
   return result.release().ptr();
+}
+
+PyObject* Operator::launch(Read& read) {
+  check_not_forked();  // before the framework is asked for anything
+  void* stream = nullptr;
+  if (read.api->current_stream(kDLCUDA, read.call.views[0].device, &stream) != 0) throw PythonErrorSet{};
+  ExchangeAllocator allocator(read.api);
+  return run(read.call, allocator, static_cast<CUstream>(stream));
+}
+
+void Operator::ask_for(int argument, Call& call) const {
+  for (size_t i = 0; i < arrays_.size(); ++i) call.wanted[i] |= arrays_[i].position == argument;
 }
 
 bool Operator::transforms(const Call& call, const Asked& asked) const {

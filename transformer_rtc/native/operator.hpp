@@ -13,13 +13,29 @@
 #include "call.hpp"
 #include "plan_table.hpp"
 
+// A call whose arguments are read: what is left is to check the arrays, and to launch.
+struct Read {
+  PyObject* const* arguments;
+  Py_ssize_t count;
+  Call call;
+  const DLPackExchangeAPI* api = nullptr;
+};
+
+// Has a framework record the gradient of calls.
+class Recorder {
+ public:
+  virtual ~Recorder() = default;
+  virtual PyObject* record(Read& read) = 0;
+};
+
 class Operator {
  public:
   // What it calls in Python:
   // - plan(implementation, device, dtypes, columns, variant, with a margin, flags) -> Plan
   // - check, of the same, refuses what a plan would -> multiprocessors
   // - slow_call(arguments, direct) -> result
-  // - gradient(*arguments) -> result records a gradient, where an array requires one; None: such a call is refused
+  // - gradient(*arguments) -> result records a gradient, where an array requires one, until there is a recorder; None:
+  //   such a call is refused
   // - dispatch(*arguments) -> result, where a framework does more with a call than run it: traces or transforms it
   // - framework_of(type, argument) -> (DLPack exchange API capsule or None, whether arrays of the type are wrapped: all
   //   calls with them are dispatched, what the framework is asked or None: `Asked`)
@@ -37,11 +53,14 @@ class Operator {
   // The same with views made by the caller: for arrays that need more than a pointer.
   PyObject* run(Call& call, Allocator& allocator, CUstream stream);
 
+  // The end of the hot path: of a call that is read.
+  PyObject* launch(Read& read);
+  // Asks for a result that the caller did not ask for, by the number of its argument.
+  void ask_for(int argument, Call& call) const;
+
   const std::string& name() const { return name_; }
-  void set_gradient(PyObject* gradient) {
-    Py_INCREF(gradient);
-    Py_SETREF(gradient_, gradient);
-  }
+  // From now on it is this that is called where an array requires a gradient; it lives as long.
+  void set_recorder(Recorder* recorder) { recorder_ = recorder; }
   size_t argument_count() const { return arguments_.size(); }
   // Fills the call with what the arguments that are no arrays say. values.cpp
   void read_values(PyObject* const* arguments, Call& call);
@@ -118,6 +137,7 @@ class Operator {
   PyObject* check_;
   PyObject* slow_call_;
   PyObject* gradient_;
+  Recorder* recorder_ = nullptr;
   PyObject* dispatch_;
   PyObject* framework_of_;
   PyObject* implementation_;

@@ -240,7 +240,6 @@ void bind_operator(py::module_& module) {
            py::arg("slow_call"), py::arg("gradient"), py::arg("dispatch"), py::arg("framework_of"),
            py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
       .def_property_readonly("name", &Operator::name)
-      .def("set_gradient", [](Operator& self, const py::object& gradient) { self.set_gradient(gradient.ptr()); })
       .def("run_views", &run_views, py::arg("views"), py::arg("arguments"), py::arg("allocate"), py::arg("stream"),
            py::arg("graph_memory") = false)
       .def(

@@ -91,7 +91,7 @@ def recorded_natively(
     function, apply = _function(declaration.name, native.forward, slow_backward)
     # What autograd calls is a function in Python that looks for `backward`: it takes as long as all of ours.
     function._backward_cls.apply = native.backward
-    native.set_apply(apply)
+    native.begin(apply)
     return native.call
 
 
