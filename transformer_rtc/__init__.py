@@ -79,7 +79,8 @@ def _with_torch() -> None:
 def _with_dynamo() -> None:
     from .torch.tracing import substitute
 
-    substitute({name: globals()[name] for name in (*_norms, *_softmax)})
+    functions = (globals()[name] for name in (*_norms, *_softmax))
+    substitute({one.__name__: one.__globals__[f"_{one.__name__}"] for one in functions})
 
 
 # Neither is imported for this: a process without torch never needs it, and an eager one does not need Dynamo.

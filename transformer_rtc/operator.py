@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from . import _native, arrays, select, usage
@@ -334,27 +333,24 @@ def _launch_config(kernel: Kernel, rule: LaunchRule) -> LaunchConfig:
     )
 
 
-@cache
+_operators: dict[str, Operator] = {}
+
+
 def operator_of(name: str) -> Operator:
-    """Return the operator of a public function; it is made when it is first asked for."""
-    return Operator(declaration_of(name))
+    """Return the operator of a public function, which the first call makes."""
+    found, declaration = _operators.get(name), declaration_of(name)
+    if found is not None and found.declaration is declaration:
+        return found
+    if found is not None:  # of a declaration that is no more
+        del _operators[name]
+    return _operators.setdefault(name, Operator(declaration))
 
 
-def register(declaration: Declaration, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """Add an operator to those that there are, and return its call.
+def register(declaration: Declaration) -> Callable[..., Any]:
+    """Add an operator to those that there are, and return its native call.
 
-    Parameters
-    ----------
-    declaration : Declaration
-        What it is like.
-    namespace : dict
-        Of the module of the user's function, which calls ``_`` and the operator's name, with all arguments in the order
-        of the declaration. The native operator is made by the first call: a process uses few of those that there are.
+    It takes all arguments in the order of the declaration. The first call makes the operator: a process uses few of
+    those that there are.
     """
     declare(declaration)
-
-    def first(*values: Any) -> Any:
-        call = namespace[f"_{declaration.name}"] = operator_of(declaration.name).call
-        return call(*values)
-
-    return first
+    return _native.deferred_entry(lambda: operator_of(declaration.name).native)

@@ -68,7 +68,7 @@ __all__ = [
 def module_text(declarations: Sequence[Declaration], title: str) -> str:
     """Return the text of a family's module of public functions."""
     names = "".join(f'    "{name}",\n' for name in sorted(declaration.name for declaration in declarations))
-    calls = "".join(f"_{one.name} = register(declarations.{one.name.upper()}, globals())\n" for one in declarations)
+    calls = "".join(f"_{one.name} = register(declarations.{one.name.upper()})\n" for one in declarations)
     functions = "".join(f"\n\n{function_text(one)}" for one in declarations)
     return _HEAD.format(title=title, names=names) + calls + functions
 
@@ -86,7 +86,7 @@ def function_text(declaration: Declaration) -> str:
 def function_of(declaration: Declaration, call: Callable[..., object] | None = None) -> Callable[..., Any]:
     """Return the user's function of a declaration that belongs to no family's module; `call`: what it calls."""
     namespace: dict[str, Any] = {"Any": Any}
-    namespace[f"_{declaration.name}"] = call or register(declaration, namespace)
+    namespace[f"_{declaration.name}"] = call or register(declaration)
     exec(function_text(declaration), namespace)
     function: Callable[..., Any] = namespace[declaration.name]
     return function

@@ -51,12 +51,12 @@ bool is_plain_number(PyObject* value) {
 }
 
 // A bit for each, but for the first: that is of all arguments together.
-unsigned mask_of(PyObject* needs) {
-  unsigned mask = 0;
+unsigned bits_of(PyObject* needs) {
+  unsigned bits = 0;
   for (Py_ssize_t i = 1; i < PyTuple_GET_SIZE(needs); ++i) {
-    mask |= static_cast<unsigned>(PyTuple_GET_ITEM(needs, i) == Py_True) << i;
+    bits |= static_cast<unsigned>(PyTuple_GET_ITEM(needs, i) == Py_True) << i;
   }
-  return mask;
+  return bits;
 }
 
 py::object after_first(PyObject* tuple) { return owned(PyTuple_GetSlice(tuple, 1, PyTuple_GET_SIZE(tuple))); }
@@ -132,17 +132,17 @@ PyObject* Gradient::call(PyObject* const* arguments, Py_ssize_t count) {
 }
 
 Gradient::ForwardSteps& Gradient::forward_steps(PyObject* needs, const Handed& handed) {
-  const unsigned mask = mask_of(needs);
+  const unsigned bits = bits_of(needs);
   unsigned wanted = 0;
   for (int at : places_.results) {
     PyObject* value = handed.values[at];
     wanted = wanted << 2 | (value == Py_None ? 2u : static_cast<unsigned>(PyObject_IsTrue(value) == 1));
   }
   for (ForwardSteps& steps : forward_seen_) {
-    if (steps.needs == mask && steps.wanted == wanted) return steps;
+    if (steps.needs == bits && steps.wanted == wanted) return steps;
   }
   const py::tuple found = callbacks_.forward_steps(after_first(needs), tuple_of(handed.values, handed.count));
-  ForwardSteps steps{mask, wanted, {}, {}, {}, {}, {}, {}, {}};
+  ForwardSteps steps{bits, wanted, {}, {}, {}, {}, {}, {}, {}};
   steps.ask = found[0].cast<std::vector<int>>();
   steps.show = found[1].cast<std::vector<int>>();
   steps.statistics = found[2].cast<std::vector<int>>();
@@ -213,19 +213,19 @@ PyObject* Gradient::forward(PyObject* const* arguments, Py_ssize_t count) {
 
 const Gradient::BackwardSteps& Gradient::backward_steps(PyObject* needs, PyObject* dtypes, PyObject* const* gradients,
                                                         Py_ssize_t count) {
-  const unsigned mask = mask_of(needs);
+  const unsigned bits = bits_of(needs);
   unsigned given = 0;
   for (Py_ssize_t i = 0; i < count; ++i) given |= static_cast<unsigned>(gradients[i] != Py_None) << i;
   const size_t types = PyTuple_GET_SIZE(dtypes);
   for (const BackwardSteps& steps : backward_seen_) {
-    bool same = steps.needs == mask && steps.given == given && steps.dtypes.size() == types;
+    bool same = steps.needs == bits && steps.given == given && steps.dtypes.size() == types;
     for (size_t i = 0; i < types && same; ++i) same = steps.dtypes[i].ptr() == PyTuple_GET_ITEM(dtypes, i);
     if (same) return steps;
   }
   py::tuple are_given(count);
   for (Py_ssize_t i = 0; i < count; ++i) are_given[i] = py::bool_(gradients[i] != Py_None);
   const py::tuple found = callbacks_.backward_steps(after_first(needs), py::handle(dtypes), are_given);
-  BackwardSteps steps{mask, given, py::handle(dtypes).cast<std::vector<py::object>>(), false, {}, {}, {}, {}};
+  BackwardSteps steps{bits, given, py::handle(dtypes).cast<std::vector<py::object>>(), false, {}, {}, {}, {}};
   steps.rare = found[1].is_none() || py::len(found[0]) > 0;
   if (!steps.rare) {
     steps.values = found[1].cast<std::vector<py::object>>();

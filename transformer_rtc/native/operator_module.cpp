@@ -63,12 +63,29 @@ class PythonAllocator : public Allocator {
   bool graph_memory_;
 };
 
-constexpr const char* kOperatorCapsule = "transformer_rtc.operator";
+constexpr const char* kEntryCapsule = "transformer_rtc.entry";
+
+// What a builtin function calls: an operator, which may be made by the first call.
+struct Entry {
+  Operator* op;
+  py::object made;  // keeps it alive; before there is one, what makes it
+};
+
+Operator& operator_of(Entry& entry) {
+  if (entry.op == nullptr) {
+    const py::object make = entry.made;  // another thread may be here, too: both are given the same
+    py::object made = make();
+    entry.op = made.cast<Operator*>();
+    entry.made = std::move(made);
+  }
+  return *entry.op;
+}
 
 template <bool direct>
 PyObject* call_operator(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   try {
-    return static_cast<Operator*>(PyCapsule_GetPointer(self, kOperatorCapsule))->call(arguments, count, direct);
+    auto* entry = static_cast<Entry*>(PyCapsule_GetPointer(self, kEntryCapsule));
+    return operator_of(*entry).call(arguments, count, direct);
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -79,6 +96,14 @@ template <bool direct>
 PyMethodDef call_operator_method = {"call",
                                     reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_operator<direct>)),
                                     METH_FASTCALL, nullptr};
+
+// Returns a builtin of METH_FASTCALL: no argument tuple, no conversion.
+py::object entry(Operator* op, py::object made, bool direct) {
+  const py::capsule capsule(static_cast<const void*>(new Entry{op, std::move(made)}), kEntryCapsule,
+                            [](PyObject* self) { delete static_cast<Entry*>(PyCapsule_GetPointer(self, kEntryCapsule)); });
+  PyMethodDef* method = direct ? &call_operator_method<true> : &call_operator_method<false>;
+  return py::reinterpret_steal<py::object>(PyCFunction_New(method, capsule.ptr()));
+}
 
 // Runs an operator on views: (views or None of the array arguments in order, all arguments, allocate, stream, whether
 // the workspace must be the memory of the graph that the stream is captured into).
@@ -244,12 +269,9 @@ void bind_operator(py::module_& module) {
            py::arg("graph_memory") = false)
       .def(
           "entry",
-          [](py::object self, bool direct) {
-            // A builtin of METH_FASTCALL: no argument tuple, no conversion. The capsule keeps the operator alive.
-            const py::capsule capsule(static_cast<const void*>(self.cast<Operator*>()), kOperatorCapsule);
-            PyCapsule_SetContext(capsule.ptr(), self.inc_ref().ptr());
-            PyMethodDef* method = direct ? &call_operator_method<true> : &call_operator_method<false>;
-            return py::reinterpret_steal<py::object>(PyCFunction_New(method, capsule.ptr()));
-          },
+          [](const py::object& self, bool direct) { return entry(self.cast<Operator*>(), self, direct); },
           py::arg("direct") = false);
+  // The first call makes the operator: a process uses few of those that there are.
+  module.def(
+      "deferred_entry", [](py::object make) { return entry(nullptr, std::move(make), false); }, py::arg("make"));
 }

@@ -24,18 +24,18 @@ __all__ = [
     "rms_norm_backward",
 ]
 
-_rms_norm = register(declarations.RMS_NORM, globals())
-_layer_norm = register(declarations.LAYER_NORM, globals())
-_add_rms_norm = register(declarations.ADD_RMS_NORM, globals())
-_add_layer_norm = register(declarations.ADD_LAYER_NORM, globals())
-_rms_norm_add = register(declarations.RMS_NORM_ADD, globals())
-_layer_norm_add = register(declarations.LAYER_NORM_ADD, globals())
-_rms_norm_backward = register(declarations.RMS_NORM_BACKWARD, globals())
-_layer_norm_backward = register(declarations.LAYER_NORM_BACKWARD, globals())
-_add_rms_norm_backward = register(declarations.ADD_RMS_NORM_BACKWARD, globals())
-_add_layer_norm_backward = register(declarations.ADD_LAYER_NORM_BACKWARD, globals())
-_rms_norm_add_backward = register(declarations.RMS_NORM_ADD_BACKWARD, globals())
-_layer_norm_add_backward = register(declarations.LAYER_NORM_ADD_BACKWARD, globals())
+_rms_norm = register(declarations.RMS_NORM)
+_layer_norm = register(declarations.LAYER_NORM)
+_add_rms_norm = register(declarations.ADD_RMS_NORM)
+_add_layer_norm = register(declarations.ADD_LAYER_NORM)
+_rms_norm_add = register(declarations.RMS_NORM_ADD)
+_layer_norm_add = register(declarations.LAYER_NORM_ADD)
+_rms_norm_backward = register(declarations.RMS_NORM_BACKWARD)
+_layer_norm_backward = register(declarations.LAYER_NORM_BACKWARD)
+_add_rms_norm_backward = register(declarations.ADD_RMS_NORM_BACKWARD)
+_add_layer_norm_backward = register(declarations.ADD_LAYER_NORM_BACKWARD)
+_rms_norm_add_backward = register(declarations.RMS_NORM_ADD_BACKWARD)
+_layer_norm_add_backward = register(declarations.LAYER_NORM_ADD_BACKWARD)
 
 
 def rms_norm(

@@ -16,10 +16,10 @@ __all__ = [
     "softmax_backward",
 ]
 
-_softmax = register(declarations.SOFTMAX, globals())
-_log_softmax = register(declarations.LOG_SOFTMAX, globals())
-_softmax_backward = register(declarations.SOFTMAX_BACKWARD, globals())
-_log_softmax_backward = register(declarations.LOG_SOFTMAX_BACKWARD, globals())
+_softmax = register(declarations.SOFTMAX)
+_log_softmax = register(declarations.LOG_SOFTMAX)
+_softmax_backward = register(declarations.SOFTMAX_BACKWARD)
+_log_softmax_backward = register(declarations.LOG_SOFTMAX_BACKWARD)
 
 
 def softmax(
