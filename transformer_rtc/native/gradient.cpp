@@ -50,16 +50,11 @@ bool is_plain_number(PyObject* value) {
          PyUnicode_CheckExact(value);
 }
 
-// A bit for each, but for the first: that is of all arguments together.
-unsigned bits_of(PyObject* needs) {
-  unsigned bits = 0;
-  for (Py_ssize_t i = 1; i < PyTuple_GET_SIZE(needs); ++i) {
-    bits |= static_cast<unsigned>(PyTuple_GET_ITEM(needs, i) == Py_True) << i;
-  }
-  return bits;
+py::object bools(unsigned bits, size_t count) {
+  py::tuple found(count);
+  for (size_t i = 0; i < count; ++i) found[i] = py::bool_((bits >> i & 1) != 0);
+  return found;
 }
-
-py::object after_first(PyObject* tuple) { return owned(PyTuple_GetSlice(tuple, 1, PyTuple_GET_SIZE(tuple))); }
 
 // What a call returned: one object, or a tuple of several.
 struct Found {
@@ -110,10 +105,12 @@ bool Gradient::is_usual(PyObject* const* values) const {
 
 PyObject* Gradient::hand(const Handed& handed) {
   const py::object capsule = owned(PyCapsule_New(const_cast<Handed*>(&handed), kHandedCapsule, nullptr));
-  // The inputs alone for autograd: each argument of its own takes it time, in both directions.
+  // The inputs that are given, alone: each argument takes autograd time, in both directions.
   PyObject* given[kMaxArrays + 1] = {capsule.ptr()};
   size_t number = 1;
-  for (int at : places_.inputs) given[number++] = handed.values[at];
+  for (int at : places_.inputs) {
+    if (handed.values[at] != Py_None) given[number++] = handed.values[at];
+  }
   PyObject* result = taking_gil([&] { return PyObject_Vectorcall(apply_.ptr(), given, number, nullptr); });
   if (result == nullptr) throw PythonErrorSet{};
   return result;
@@ -131,18 +128,26 @@ PyObject* Gradient::call(PyObject* const* arguments, Py_ssize_t count) {
   return hand({values.data(), count, nullptr});
 }
 
-Gradient::ForwardSteps& Gradient::forward_steps(PyObject* needs, const Handed& handed) {
-  const unsigned bits = bits_of(needs);
-  unsigned wanted = 0;
+Gradient::ForwardSteps& Gradient::forward_steps(PyObject* context, const Handed& handed) {
+  static const Name needs_input_grad("needs_input_grad");
+  const py::object of_given = attribute(context, needs_input_grad);
+  unsigned given = 0, needs = 0, wanted = 0;
+  Py_ssize_t number = 1;  // the first is of what is handed on
+  for (size_t i = 0; i < places_.inputs.size(); ++i) {
+    if (handed.values[places_.inputs[i]] == Py_None) continue;
+    given |= 1u << i;
+    needs |= static_cast<unsigned>(PyTuple_GetItem(of_given.ptr(), number++) == Py_True) << i;
+  }
   for (int at : places_.results) {
     PyObject* value = handed.values[at];
     wanted = wanted << 2 | (value == Py_None ? 2u : static_cast<unsigned>(PyObject_IsTrue(value) == 1));
   }
   for (ForwardSteps& steps : forward_seen_) {
-    if (steps.needs == bits && steps.wanted == wanted) return steps;
+    if (steps.given == given && steps.needs == needs && steps.wanted == wanted) return steps;
   }
-  const py::tuple found = callbacks_.forward_steps(after_first(needs), tuple_of(handed.values, handed.count));
-  ForwardSteps steps{bits, wanted, {}, {}, {}, {}, {}, {}, {}};
+  const size_t inputs = places_.inputs.size();
+  ForwardSteps steps{given, needs, wanted, bools(given, inputs), bools(needs, inputs), {}, {}, {}, {}, {}, {}, {}};
+  const py::tuple found = callbacks_.forward_steps(steps.is_needed, tuple_of(handed.values, handed.count));
   steps.ask = found[0].cast<std::vector<int>>();
   steps.show = found[1].cast<std::vector<int>>();
   steps.statistics = found[2].cast<std::vector<int>>();
@@ -152,7 +157,8 @@ Gradient::ForwardSteps& Gradient::forward_steps(PyObject* needs, const Handed& h
   return forward_seen_.back();
 }
 
-// Keeps (data types of the inputs that need a gradient, numbers, implementation) for the backward.
+// Keeps (data types of the inputs that need a gradient, numbers, implementation, which inputs need one, which are given)
+// for the backward.
 void Gradient::keep(PyObject* context, ForwardSteps& steps, const Handed& handed) {
   static const Name dtype("dtype"), kept("kept");
   PyObject* implementation = nullptr;
@@ -166,21 +172,20 @@ void Gradient::keep(PyObject* context, ForwardSteps& steps, const Handed& handed
     py::tuple dtypes(steps.inputs.size()), numbers(places_.kept.size());
     for (size_t i = 0; i < dtypes.size(); ++i) dtypes[i] = of[1 + i];
     for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = of[1 + dtypes.size() + i];
-    steps.kept = py::make_tuple(dtypes, numbers, of[0]);
+    steps.kept = py::make_tuple(dtypes, numbers, of[0], steps.is_needed, steps.is_given);
     steps.kept_of = std::move(of);
   }
   if (PyObject_SetAttr(context, kept.object, steps.kept.ptr()) != 0) throw PythonErrorSet{};
 }
 
 PyObject* Gradient::forward(PyObject* const* arguments, Py_ssize_t count) {
-  static const Name needs_input_grad("needs_input_grad"), materialize("set_materialize_grads"),
-      non_differentiable("mark_non_differentiable"), save_for_backward("save_for_backward");
+  static const Name materialize("set_materialize_grads"), non_differentiable("mark_non_differentiable"),
+      save_for_backward("save_for_backward");
   if (count < 2) throw_argument_error("autograd calls this");
   PyObject* context = arguments[0];
   const auto* handed = static_cast<const Handed*>(PyCapsule_GetPointer(arguments[1], kHandedCapsule));
   if (handed == nullptr) throw PythonErrorSet{};
-  const py::object needs = attribute(context, needs_input_grad);
-  ForwardSteps& steps = forward_steps(needs.ptr(), *handed);
+  ForwardSteps& steps = forward_steps(context, *handed);
 
   Found found;
   if (handed->read != nullptr) {
@@ -211,21 +216,20 @@ PyObject* Gradient::forward(PyObject* const* arguments, Py_ssize_t count) {
   return shown.release().ptr();
 }
 
-const Gradient::BackwardSteps& Gradient::backward_steps(PyObject* needs, PyObject* dtypes, PyObject* const* gradients,
-                                                        Py_ssize_t count) {
-  const unsigned bits = bits_of(needs);
+const Gradient::BackwardSteps& Gradient::backward_steps(PyObject* is_needed, PyObject* dtypes,
+                                                        PyObject* const* gradients, Py_ssize_t count) {
   unsigned given = 0;
   for (Py_ssize_t i = 0; i < count; ++i) given |= static_cast<unsigned>(gradients[i] != Py_None) << i;
   const size_t types = PyTuple_GET_SIZE(dtypes);
   for (const BackwardSteps& steps : backward_seen_) {
-    bool same = steps.needs == bits && steps.given == given && steps.dtypes.size() == types;
+    // Calls of one kind keep the same object.
+    bool same = steps.is_needed.ptr() == is_needed && steps.given == given && steps.dtypes.size() == types;
     for (size_t i = 0; i < types && same; ++i) same = steps.dtypes[i].ptr() == PyTuple_GET_ITEM(dtypes, i);
     if (same) return steps;
   }
-  py::tuple are_given(count);
-  for (Py_ssize_t i = 0; i < count; ++i) are_given[i] = py::bool_(gradients[i] != Py_None);
-  const py::tuple found = callbacks_.backward_steps(after_first(needs), py::handle(dtypes), are_given);
-  BackwardSteps steps{bits, given, py::handle(dtypes).cast<std::vector<py::object>>(), false, {}, {}, {}, {}};
+  const py::tuple found = callbacks_.backward_steps(py::handle(is_needed), py::handle(dtypes), bools(given, count));
+  BackwardSteps steps{py::reinterpret_borrow<py::object>(is_needed), given,
+                      py::handle(dtypes).cast<std::vector<py::object>>(), false, {}, {}, {}, {}};
   steps.rare = found[1].is_none() || py::len(found[0]) > 0;
   if (!steps.rare) {
     steps.values = found[1].cast<std::vector<py::object>>();
@@ -238,13 +242,13 @@ const Gradient::BackwardSteps& Gradient::backward_steps(PyObject* needs, PyObjec
 }
 
 PyObject* Gradient::backward(PyObject* const* arguments, Py_ssize_t count) {
-  static const Name needs_input_grad("needs_input_grad"), saved_tensors("saved_tensors"), dtype("dtype"), kept("kept"),
-      contiguous("contiguous"), to("to");
+  static const Name saved_tensors("saved_tensors"), dtype("dtype"), kept("kept"), contiguous("contiguous"), to("to");
   if (count < 1) throw_argument_error("autograd calls this");
   PyObject* context = arguments[0];
-  const py::object all = attribute(context, kept), needs = attribute(context, needs_input_grad);
+  const py::object all = attribute(context, kept);
   PyObject *dtypes = PyTuple_GET_ITEM(all.ptr(), 0), *numbers = PyTuple_GET_ITEM(all.ptr(), 1);
-  const BackwardSteps& steps = backward_steps(needs.ptr(), dtypes, arguments + 1, count - 1);
+  PyObject *is_needed = PyTuple_GET_ITEM(all.ptr(), 3), *is_given = PyTuple_GET_ITEM(all.ptr(), 4);
+  const BackwardSteps& steps = backward_steps(is_needed, dtypes, arguments + 1, count - 1);
   const py::object enabled = owned(PyObject_CallNoArgs(callbacks_.is_grad_enabled.ptr()));
   if (steps.rare || enabled.ptr() == Py_True) {
     return PyObject_Vectorcall(callbacks_.slow_backward.ptr(), arguments, count, nullptr);
@@ -268,16 +272,19 @@ PyObject* Gradient::backward(PyObject* const* arguments, Py_ssize_t count) {
     return owned(backward_->call(given.data(), given.size(), true));
   }()};
 
-  py::tuple result(1 + places_.inputs.size());
-  for (size_t i = 0; i < result.size(); ++i) result[i] = py::none();
+  py::object of_inputs[kMaxArrays];
   for (const auto& [at, number, type] : steps.gives) {
-    py::object gradient = py::reinterpret_borrow<py::object>(found[number]);
-    if (attribute(gradient.ptr(), dtype).ptr() != type.ptr()) {
-      gradient = owned(PyObject_CallMethodOneArg(gradient.ptr(), to.object, type.ptr()));
+    of_inputs[at] = py::reinterpret_borrow<py::object>(found[number]);
+    if (attribute(found[number], dtype).ptr() != type.ptr()) {
+      of_inputs[at] = owned(PyObject_CallMethodOneArg(found[number], to.object, type.ptr()));
     }
-    result[1 + at] = gradient;
   }
-  return result.release().ptr();
+  PyObject* result[kMaxArrays + 1] = {Py_None};
+  size_t number = 1;
+  for (size_t i = 0; i < places_.inputs.size(); ++i) {
+    if (PyTuple_GET_ITEM(is_given, i) == Py_True) result[number++] = of_inputs[i] ? of_inputs[i].ptr() : Py_None;
+  }
+  return tuple_of(result, number).release().ptr();
 }
 
 namespace {

@@ -46,7 +46,7 @@ class Gradient final : public Recorder {
   PyObject* record(Read& read) override;
   // The same of arguments that are not read.
   PyObject* call(PyObject* const* arguments, Py_ssize_t count);
-  // Of autograd: (context, what `call` or `record` hands on, the inputs).
+  // Of autograd: (context, what `call` or `record` hands on, the inputs that are given).
   PyObject* forward(PyObject* const* arguments, Py_ssize_t count);
   // Of autograd: (context, the outputs' gradients).
   PyObject* backward(PyObject* const* arguments, Py_ssize_t count);
@@ -59,7 +59,8 @@ class Gradient final : public Recorder {
     Read* read;  // null: it is not read
   };
   struct ForwardSteps {
-    unsigned needs, wanted;
+    unsigned given, needs, wanted;        // bits of inputs and of results
+    pybind11::object is_given, is_needed;  // the same of inputs, as Python's
     std::vector<int> ask, show, statistics;
     std::vector<std::pair<bool, int>> save;  // of what is made, or of the arguments
     std::vector<int> inputs;
@@ -68,7 +69,8 @@ class Gradient final : public Recorder {
     pybind11::object kept;
   };
   struct BackwardSteps {
-    unsigned needs, given;
+    pybind11::object is_needed;
+    unsigned given;  // bits of gradients
     std::vector<pybind11::object> dtypes;
     bool rare = false;
     std::vector<pybind11::object> values;
@@ -80,9 +82,10 @@ class Gradient final : public Recorder {
   PyObject* hand(const Handed& handed);
   // Whether nothing of a call is for `prepare` to look at.
   bool is_usual(PyObject* const* values) const;
-  ForwardSteps& forward_steps(PyObject* needs, const Handed& handed);
+  ForwardSteps& forward_steps(PyObject* context, const Handed& handed);
   void keep(PyObject* context, ForwardSteps& steps, const Handed& handed);
-  const BackwardSteps& backward_steps(PyObject* needs, PyObject* dtypes, PyObject* const* gradients, Py_ssize_t count);
+  const BackwardSteps& backward_steps(PyObject* is_needed, PyObject* dtypes, PyObject* const* gradients,
+                                      Py_ssize_t count);
 
   std::shared_ptr<Operator> forward_, backward_;
   Places places_;

@@ -70,11 +70,13 @@ def recorded_natively(
     backward = _Backward(declaration, backward_operator.entry(direct=True))
 
     def slow_backward(ctx: Any, *gradients: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return backward.run(ctx, *gradients)
+        enabled = torch.is_grad_enabled()
         with torch.no_grad():
-            found = backward.run(ctx, *gradients)
-        return _once(declaration.name, found)
+            first, *others = backward.run(ctx, *gradients)
+        # The native call hands autograd those inputs alone that are given.
+        *_, is_given = ctx.kept
+        found = (first, *(one for one, given in zip(others, is_given, strict=True) if given))
+        return _once(declaration.name, found) if enabled else found
 
     native = _native.Gradient(
         forward_operator,
@@ -255,7 +257,7 @@ class _Forward:
             ctx.mark_non_differentiable(*(found[number] for number in steps.statistics))
         ctx.save_for_backward(*[found[at] if is_made else values[at] for is_made, at in steps.save])
         dtypes = tuple([values[at].dtype for at in steps.inputs])
-        ctx.kept = dtypes, [values[at] for at in self._kept], select.chosen.get()
+        ctx.kept = dtypes, [values[at] for at in self._kept], select.chosen.get(), needs
         return found[0] if len(steps.show) == 1 else tuple(found[number] for number in steps.show)
 
     def steps(self, needs: tuple[bool, ...], values: tuple[Any, ...]) -> _Steps:
@@ -330,8 +332,7 @@ class _Backward:
         self._steps: dict[tuple[Any, ...], _BackwardSteps] = {}
 
     def run(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        dtypes, numbers, implementation = ctx.kept
-        needs = ctx.needs_input_grad[1:]
+        dtypes, numbers, implementation, needs, *_ = ctx.kept
         key = needs, dtypes, tuple([one is not None for one in gradients])
         steps = self._steps.get(key)
         if steps is None:
