@@ -22,6 +22,7 @@ from ..spec import DTYPES
 from .autograd import recorded
 from .fakes import absent, fake_of, torch_dtype
 from .schema import NOBODY, Schema, schema_of
+from .transforms import batching_rule
 
 __all__ = ["define", "dispatched", "overload"]
 
@@ -48,6 +49,8 @@ def define(direct_of: Callable[[str], Callable[..., Any]]) -> None:
             _library.impl(name, _running(schema, direct_of), key)
         _library.impl(name, _differentiating(schema), "Autograd")
         _library._register_fake(name, partial(_fake, schema))
+        rule = batching_rule(schema, partial(overload, name))
+        torch.library.register_vmap(f"{_NAMESPACE}::{name}", rule, lib=_library)
 
 
 def overload(name: str) -> Any:
@@ -97,7 +100,11 @@ def _running(schema: Schema, direct_of: Callable[[str], Callable[..., Any]]) -> 
 
 def _below_autograd(operator: Any, *arguments: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
-        return operator(*arguments)
+        if not torch._C._are_functorch_transforms_active():
+            return operator(*arguments)
+        # A Function turns gradients off, which are those of outer transforms, too.
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return operator(*arguments)
 
 
 def _differentiating(schema: Schema) -> Callable[..., Any]:
@@ -145,7 +152,7 @@ def _refusing(schema: Schema) -> Callable[..., Any]:
         return call(*values)
 
     def run_backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(f"{name} has no derivative: it is one itself")
+        raise RuntimeError(f"{name} has no derivative: it is a gradient itself, and there are no second ones")
 
     methods = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
     function = type(torch.autograd.Function)(name, (torch.autograd.Function,), methods)
