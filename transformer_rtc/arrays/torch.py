@@ -79,5 +79,7 @@ class Torch(Framework):
 
     def from_host(self, array: np.ndarray[Any, Any], dtype: int) -> object:
         torch = sys.modules["torch"]
+        if array.size == 0:  # whose strides numpy makes zeros
+            return torch.empty(array.shape, dtype=getattr(torch, DTYPES[dtype].name))
         signed = array.view(np.int16) if dtype == BFLOAT16.id else array
         return torch.from_numpy(signed).view(getattr(torch, DTYPES[dtype].name))
