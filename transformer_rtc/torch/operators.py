@@ -186,7 +186,7 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
     inputs = tuple(at for at, argument in enumerate(arguments) if isinstance(argument, Input))
     outputs = tuple((one.at, one.dtype, one.array.keyword) for one in schema.made if isinstance(one.array, Output))
     made = tuple(
-        (number, one.at, one.asks, one.with_array, isinstance(one.array, Output), isinstance(one.array, Update))
+        (number, one.at, one.asks, one.with_array, isinstance(one.array, Update), one.array.keyword)
         for number, one in enumerate(schema.made)
     )
     single, nobody, by_name = len(made) == 1, NOBODY, _BY_NAME
@@ -223,7 +223,7 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
         if single:
             found = (found,)
         shown = []
-        for number, at, asks, beside, is_output, is_update in made:
+        for number, at, asks, beside, is_update, keyword in made:
             if is_update:
                 if values[at] is not None:
                     values[at].copy_(found[number])
@@ -232,16 +232,16 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
                 wanted = values[beside] is not None if values[asks] is None and beside != nobody else values[asks]
                 if not wanted:
                     continue
-            if is_output and values[at] is not None:
-                if values[at].shape != found[number].shape:
-                    raise ArgumentError(
-                        f"{name}: an output must have the shape {tuple(found[number].shape)}; it is "
-                        f"{tuple(values[at].shape)}"
-                    )
-                values[at].copy_(found[number])
-                shown.append(values[at])
-            else:
+            if at == asks or values[at] is None:  # a result, or an output that the caller leaves to the operator
                 shown.append(found[number])
+                continue
+            if values[at].shape != found[number].shape:
+                raise ArgumentError(
+                    f"{name}: {keyword} must have the shape {tuple(found[number].shape)}; it has "
+                    f"{tuple(values[at].shape)}"
+                )
+            values[at].copy_(found[number])
+            shown.append(values[at])
         return shown[0] if len(shown) == 1 else tuple(shown)
 
     return call
