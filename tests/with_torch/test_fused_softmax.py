@@ -324,11 +324,7 @@ def test_modules_have_no_state_and_say_what_they_are():
         assert module.is_kernel_available(None, 1, 3, 5, 7) is True
 
 
-def test_nothing_in_the_modules_breaks_a_graph(monkeypatch):
-    def twin(x, *, scale, mask, causal, window, sink, out_dtype):
-        return torch.softmax(x * scale if mask is None else (x * scale).masked_fill(mask, -torch.inf), -1, out_dtype)
-
-    monkeypatch.setattr(scale_mask_softmax, "softmax", twin)
+def test_nothing_in_the_modules_breaks_a_graph():
     scores, mask = torch.randn(2, 3, 6, 6), torch.rand(2, 1, 6, 6) < 0.3
     engine = transformer_engine.FusedScaleMaskSoftmax(lambda scores, mask: scores.masked_fill(mask, -10000.0))
     calls = [
