@@ -36,7 +36,8 @@ from torch._dynamo import polyfills
 # What was waited for has its own loader, and nothing is waited for any more.
 for name in ("torch", "torch._dynamo", "torch.distributed.tensor"):
     module = sys.modules[name]
-    assert module.__spec__.loader is module.__loader__ and type(module.__loader__).__module__ != "transformer_rtc.imports"
+    loader = module.__loader__
+    assert module.__spec__.loader is loader and type(loader).__module__ != "transformer_rtc.imports"
     assert "import" in inspect.getsource(module)
 assert not any(type(finder).__module__ == "transformer_rtc.imports" for finder in sys.meta_path)
 """

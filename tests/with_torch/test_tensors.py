@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from bad_values import Protocol
 
-from transformer_rtc import Field, SimulatedDevice, rms_norm, rms_norm_backward, softmax, using
+from transformer_rtc import Field, SimulatedDevice, add_rms_norm, rms_norm, rms_norm_backward, softmax, using
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import Params
 
@@ -71,6 +71,43 @@ def test_a_fake_tensor_gives_a_fake_one(torch, device):
 def test_a_meta_tensor_gives_a_meta_one(torch):
     y, rstd = rms_norm(torch.ones(4, 64, device="meta"), return_rstd=True)
     assert y.is_meta and rstd.is_meta and y.shape == (4, 64) and rstd.shape == (4,)
+
+
+def test_a_negated_view_has_its_sign(torch):
+    z = torch.randn(6, 1, dtype=torch.complex64)
+    view, right, x = z.conj().imag, -z.imag.contiguous(), torch.randn(6, 1)
+    assert view.is_neg()
+    assert rms_norm(view).equal(rms_norm(right))
+    assert rms_norm(x, view[0]).equal(rms_norm(x, right[0]))
+    assert add_rms_norm(x, view)[1].equal(x + right)
+    assert rms_norm_backward(view, x).equal(rms_norm_backward(right, x))
+    with pytest.raises(ArgumentError, match=r"^rms_norm: out is written in place.* and out requires grad"):
+        rms_norm(x, out=view.detach().requires_grad_())
+
+
+def test_a_freed_storage_is_refused(torch):
+    x = torch.randn(4, 64)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x has elements but no memory: it was freed, or it has none$"):
+        rms_norm(x)
+
+
+def test_a_distributed_tensor_beside_a_plain_one_is_refused_by_torch(torch):
+    pytest.importorskip("torch.distributed.tensor")
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+        shard = torch.distributed.tensor.Shard(0)
+        x = torch.distributed.tensor.DTensor.from_local(torch.randn(2, 64), mesh, [shard])
+        assert rms_norm(x).placements == (shard,) and rms_norm(x.to_local()).shape == (2, 64)
+        with pytest.raises(RuntimeError, match=r"mixed torch.Tensor and DTensor"):
+            rms_norm(x, torch.ones(64))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_sparse_tensor_is_refused(torch):

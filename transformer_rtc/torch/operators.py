@@ -183,8 +183,11 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
     streams = tuple(at for at, argument in enumerate(arguments) if isinstance(argument, Stream))
     dtypes = tuple(at for at, argument in enumerate(arguments) if isinstance(argument, OutputDType))
     reals = tuple((at, argument.keyword) for at, argument in enumerate(arguments) if isinstance(argument, Real))
-    inputs = tuple(at for at, argument in enumerate(arguments) if isinstance(argument, Input))
-    outputs = tuple((one.at, one.dtype, one.array.keyword) for one in schema.made if isinstance(one.array, Output))
+    arrays = tuple(
+        (at, argument.keyword) for at, argument in enumerate(arguments) if isinstance(argument, (Input, Output, Update))
+    )
+    written = (Output, Update)
+    outputs = tuple((one.at, one.dtype, one.array.keyword) for one in schema.made if isinstance(one.array, written))
     made = tuple(
         (number, one.at, one.asks, one.with_array, isinstance(one.array, Update), one.array.keyword)
         for number, one in enumerate(schema.made)
@@ -211,10 +214,12 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
         for at, dtype, keyword in outputs:
             if values[at] is None:
                 continue
-            if torch.is_grad_enabled() and any(values[at] is not None and values[at].requires_grad for at in inputs):
-                raise ArgumentError(
-                    f"{name}: {keyword} is written in place, which records no gradient, and an input requires grad"
-                )
+            if torch.is_grad_enabled():
+                for other, who in arrays:
+                    if values[other] is not None and values[other].requires_grad:
+                        raise ArgumentError(
+                            f"{name}: {keyword} is written in place, which records no gradient, and {who} requires grad"
+                        )
             if dtype != nobody:
                 if values[dtype] is not None and values[dtype] != values[at].dtype:
                     raise ArgumentError(f"{name}: {keyword} is {values[at].dtype} where {values[dtype]} was asked for")
