@@ -130,7 +130,7 @@ def test_a_new_length_in_a_bucket_makes_no_plan(monkeypatch, rng):
         declaration,
         lambda *request: asked.append(request[3]) or operator._plan(*request),
         operator._check,
-        lambda values: arrays.call(native, declaration, values, select.simulating_on_host),
+        lambda values, direct: arrays.call(native, declaration, values, select.simulating_on_host),
     )
     monkeypatch.setitem(softmax.__globals__, "_softmax", native.entry())
     for columns in (65, 100, 256, 257, 100, 512):
