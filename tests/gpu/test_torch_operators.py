@@ -59,20 +59,6 @@ def test_other_numbers_of_rows_compile_nothing():
             assert compiled(x).equal(rms_norm(x))
 
 
-def test_an_exported_program_is_compiled_ahead(tmp_path):
-    class Norm(torch.nn.Module):
-        def forward(self, x):
-            return rms_norm(x) * 2
-
-    x = torch.randn(33, 512, device="cuda")
-    program = torch.export.export(Norm(), (x,), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=2)}})
-    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "norm.pt2"))
-    loaded = torch._inductor.aoti_load_package(package)
-    for rows in (33, 5):
-        x = torch.randn(rows, 512, device="cuda")
-        assert loaded(x).equal(Norm()(x))
-
-
 def test_a_fake_mode_around_real_tensors_leaves_the_context_alive():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
