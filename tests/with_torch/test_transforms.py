@@ -195,6 +195,17 @@ def test_transforms_of_transforms():
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_gradients_may_be_batched():
+    leaf = x[0].clone().requires_grad_()
+    y, dy = rms_norm(leaf, weight), torch.randn(BATCH, ROWS, HIDDEN)
+    (found,) = torch.autograd.grad(y, leaf, dy, is_grads_batched=True, retain_graph=True)
+    expected = [torch.autograd.grad(y, leaf, one, retain_graph=True)[0] for one in dy]
+    assert found.equal(torch.stack(expected))
+    jacobian = torch.autograd.functional.jacobian
+    row = torch.randn(1, HIDDEN)
+    assert jacobian(rms_norm, row, vectorize=True).equal(jacobian(rms_norm, row))
+
+
 def test_a_module_is_a_function_of_its_parameters():
     norm = transformer_rtc.torch.LayerNorm(HIDDEN)
     others = {name: torch.rand(BATCH, HIDDEN) for name in ("weight", "bias")}

@@ -24,8 +24,7 @@ class Torch(Framework):
         asked = asked_of_torch()
         if asked.levels[asked.level] >= 0 or any(transform() for transform in asked.transforms):
             return True
-        given = [array for array in arrays if array is not None]
-        return any(is_wrapped(type(array)) or array.device.type == "meta" or array.is_neg() for array in given)
+        return any(_is_more_than_memory(array) for array in arrays if array is not None)
 
     def records(self, arrays: Sequence[Any]) -> bool:
         enabled: bool = sys.modules["torch"].is_grad_enabled()
@@ -83,3 +82,13 @@ class Torch(Framework):
             return torch.empty(array.shape, dtype=getattr(torch, DTYPES[dtype].name))
         signed = array.view(np.int16) if dtype == BFLOAT16.id else array
         return torch.from_numpy(signed).view(getattr(torch, DTYPES[dtype].name))
+
+
+def _is_more_than_memory(array: Any) -> bool:
+    """Whether a tensor's elements are not those in its memory, or it has none."""
+    torch = sys.modules["torch"]
+    if is_wrapped(type(array)) or array.device.type == "meta" or array.is_neg():
+        return True
+    # One of a batch of gradients (is_grads_batched) has no mark but this.
+    dense = array.layout == torch.strided and array.device.type in ("cuda", "cpu")
+    return dense and not torch._C._has_storage(array)

@@ -157,8 +157,8 @@ Gradient::ForwardSteps& Gradient::forward_steps(PyObject* context, const Handed&
   return forward_seen_.back();
 }
 
-// Keeps (data types of the inputs that need a gradient, numbers, implementation, which inputs need one, which are given)
-// for the backward.
+// Keeps (data types of the inputs that need a gradient, numbers, implementation, which inputs need one, which are
+// given) for the backward.
 void Gradient::keep(PyObject* context, ForwardSteps& steps, const Handed& handed) {
   static const Name dtype("dtype"), kept("kept");
   PyObject* implementation = nullptr;
@@ -228,8 +228,14 @@ const Gradient::BackwardSteps& Gradient::backward_steps(PyObject* is_needed, PyO
     if (same) return steps;
   }
   const py::tuple found = callbacks_.backward_steps(py::handle(is_needed), py::handle(dtypes), bools(given, count));
-  BackwardSteps steps{py::reinterpret_borrow<py::object>(is_needed), given,
-                      py::handle(dtypes).cast<std::vector<py::object>>(), false, {}, {}, {}, {}};
+  BackwardSteps steps{py::reinterpret_borrow<py::object>(is_needed),
+                      given,
+                      py::handle(dtypes).cast<std::vector<py::object>>(),
+                      false,
+                      {},
+                      {},
+                      {},
+                      {}};
   steps.rare = found[1].is_none() || py::len(found[0]) > 0;
   if (!steps.rare) {
     steps.values = found[1].cast<std::vector<py::object>>();
@@ -269,7 +275,7 @@ PyObject* Gradient::backward(PyObject* const* arguments, Py_ssize_t count) {
   }
   const Found found{[&] {
     const Chosen chosen(callbacks_.implementation.ptr(), PyTuple_GET_ITEM(all.ptr(), 2));
-    return owned(backward_->call(given.data(), given.size(), true));
+    return owned(backward_->call(given.data(), given.size(), false));  // gradients may be batched: is_grads_batched
   }()};
 
   py::object of_inputs[kMaxArrays];
@@ -324,11 +330,10 @@ void bind_gradient(py::module_& module) {
                        Numbers unusual, Numbers needed, Numbers numbers, Numbers kept, Numbers results, Numbers given,
                        py::object prepare, py::object forward_steps, py::object backward_steps,
                        py::object slow_backward, py::object is_grad_enabled, py::object implementation) {
-             return std::make_shared<Gradient>(
-                 std::move(forward), std::move(backward),
-                 Gradient::Places{inputs, unusual, needed, numbers, kept, results, given},
-                 Gradient::Callbacks{prepare, forward_steps, backward_steps, slow_backward, is_grad_enabled,
-                                     implementation});
+             return std::make_shared<Gradient>(std::move(forward), std::move(backward),
+                                               Gradient::Places{inputs, unusual, needed, numbers, kept, results, given},
+                                               Gradient::Callbacks{prepare, forward_steps, backward_steps,
+                                                                   slow_backward, is_grad_enabled, implementation});
            }),
            py::arg("forward"), py::arg("backward"), py::kw_only(), py::arg("inputs"), py::arg("unusual"),
            py::arg("needed"), py::arg("numbers"), py::arg("kept"), py::arg("results"), py::arg("given"),

@@ -59,7 +59,7 @@ class Gradient final : public Recorder {
     Read* read;  // null: it is not read
   };
   struct ForwardSteps {
-    unsigned given, needs, wanted;        // bits of inputs and of results
+    unsigned given, needs, wanted;         // bits of inputs and of results
     pybind11::object is_given, is_needed;  // the same of inputs, as Python's
     std::vector<int> ask, show, statistics;
     std::vector<std::pair<bool, int>> save;  // of what is made, or of the arguments

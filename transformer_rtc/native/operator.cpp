@@ -48,8 +48,8 @@ int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / un
 }  // namespace
 
 Operator::Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
-                   PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch,
-                   PyObject* framework_of, PyObject* implementation, std::vector<int64_t> buckets)
+                   PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch, PyObject* framework_of,
+                   PyObject* implementation, std::vector<int64_t> buckets)
     : name_(std::move(name)),
       arguments_(std::move(arguments)),
       symbols_(std::move(symbols)),
@@ -168,9 +168,8 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count, bool dire
   if (slow) {
     py::tuple all(count);
     for (Py_ssize_t i = 0; i < count; ++i) all[i] = py::reinterpret_borrow<py::object>(arguments[i]);
-    PyObject* result = taking_gil([&] {
-      return PyObject_CallFunctionObjArgs(slow_call_, all.ptr(), direct ? Py_True : Py_False, nullptr);
-    });
+    PyObject* result = taking_gil(
+        [&] { return PyObject_CallFunctionObjArgs(slow_call_, all.ptr(), direct ? Py_True : Py_False, nullptr); });
     if (result == nullptr) throw PythonErrorSet{};
     return result;
   }
@@ -210,7 +209,8 @@ bool Operator::transforms(const Call& call, const Asked& asked) const {
   for (size_t i = 0; i < arrays_.size(); ++i) {
     // A negated view is the imaginary part of complex numbers, whose elements are two apart.
     const View& view = call.views[i];
-    const bool dense = view.ndim > 0 && view.last() > 1 && (view.strides == nullptr || view.strides[view.ndim - 1] == 1);
+    const bool dense =
+        view.ndim > 0 && view.last() > 1 && (view.strides == nullptr || view.strides[view.ndim - 1] == 1);
     if (call.objects[i] == nullptr || dense) continue;
     const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(call.objects[i], is_neg));
     if (!answer) throw PythonErrorSet{};

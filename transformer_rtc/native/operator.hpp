@@ -46,8 +46,8 @@ class Operator {
            PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch, PyObject* framework_of,
            PyObject* implementation, std::vector<int64_t> buckets);
 
-  // The hot path. Arguments as in the declaration, all given. A `direct` call comes from the framework's own dispatcher,
-  // which has seen to gradients and transforms: it only runs.
+  // The hot path. Arguments as in the declaration, all given. A `direct` call comes from the framework's own
+  // dispatcher, which has seen to gradients and transforms: it only runs.
   PyObject* call(PyObject* const* arguments, Py_ssize_t count, bool direct);
 
   // The same with views made by the caller: for arrays that need more than a pointer.
@@ -69,7 +69,7 @@ class Operator {
   // What a framework is asked at each call.
   struct Asked {
     PyObject* is_grad_enabled = nullptr;
-    PyObject* was_written = nullptr;  // called with an array of the caller's that was written
+    PyObject* was_written = nullptr;    // called with an array of the caller's that was written
     std::vector<PyObject*> transforms;  // functions of nothing: whether calls are traced or transformed now
     PyObject* levels = nullptr;         // a dictionary of numbers, and a key in it: the same where it is not negative
     PyObject* level = nullptr;

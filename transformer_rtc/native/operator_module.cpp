@@ -93,14 +93,14 @@ PyObject* call_operator(PyObject* self, PyObject* const* arguments, Py_ssize_t c
 }
 
 template <bool direct>
-PyMethodDef call_operator_method = {"call",
-                                    reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_operator<direct>)),
-                                    METH_FASTCALL, nullptr};
+PyMethodDef call_operator_method = {
+    "call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_operator<direct>)), METH_FASTCALL, nullptr};
 
 // Returns a builtin of METH_FASTCALL: no argument tuple, no conversion.
 py::object entry(Operator* op, py::object made, bool direct) {
-  const py::capsule capsule(static_cast<const void*>(new Entry{op, std::move(made)}), kEntryCapsule,
-                            [](PyObject* self) { delete static_cast<Entry*>(PyCapsule_GetPointer(self, kEntryCapsule)); });
+  const py::capsule capsule(
+      static_cast<const void*>(new Entry{op, std::move(made)}), kEntryCapsule,
+      [](PyObject* self) { delete static_cast<Entry*>(PyCapsule_GetPointer(self, kEntryCapsule)); });
   PyMethodDef* method = direct ? &call_operator_method<true> : &call_operator_method<false>;
   return py::reinterpret_steal<py::object>(PyCFunction_New(method, capsule.ptr()));
 }
@@ -268,10 +268,8 @@ void bind_operator(py::module_& module) {
       .def("run_views", &run_views, py::arg("views"), py::arg("arguments"), py::arg("allocate"), py::arg("stream"),
            py::arg("graph_memory") = false)
       .def(
-          "entry",
-          [](const py::object& self, bool direct) { return entry(self.cast<Operator*>(), self, direct); },
+          "entry", [](const py::object& self, bool direct) { return entry(self.cast<Operator*>(), self, direct); },
           py::arg("direct") = false);
   // The first call makes the operator: a process uses few of those that there are.
-  module.def(
-      "deferred_entry", [](py::object make) { return entry(nullptr, std::move(make), false); }, py::arg("make"));
+  module.def("deferred_entry", [](py::object make) { return entry(nullptr, std::move(make), false); }, py::arg("make"));
 }

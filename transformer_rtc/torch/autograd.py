@@ -67,7 +67,7 @@ def recorded_natively(
         The native operator, and the one that computes its gradient.
     """
     forward = _Forward(declaration, forward_operator.entry(direct=True))
-    backward = _Backward(declaration, backward_operator.entry(direct=True))
+    backward = _Backward(declaration, backward_operator.entry())
 
     def slow_backward(ctx: Any, *gradients: Any) -> Any:
         enabled = torch.is_grad_enabled()
