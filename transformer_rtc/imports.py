@@ -61,6 +61,9 @@ class _Loader(Loader):
     def __init__(self, loader: Any, waiting: dict[str, Callable[[], object]]) -> None:
         self._loader, self._waiting = loader, waiting
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # a module that is found, and not imported, may be read by its loader
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._loader.create_module(spec)
         return module

@@ -61,7 +61,8 @@ told = []
 when_imported("plain", lambda: told.append(sys.modules["plain"].value))
 when_imported("failing", lambda: 1 / 0)
 when_imported("broken", lambda: told.append("broken"))
-assert importlib.util.find_spec("plain") is not None and told == []  # asked for, and not imported
+spec = importlib.util.find_spec("plain")
+assert spec.loader.get_source("plain") == "value = 1" and told == []  # asked for, and not imported
 import plain
 assert told == [1]
 importlib.reload(plain)
