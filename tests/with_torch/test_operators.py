@@ -24,7 +24,7 @@ SCHEMAS = {
     "float weight_offset=0., ScalarType? out_dtype=None, bool round_before_weight=False, bool return_rstd=False, "
     "Tensor? scale=None, Tensor? amax=None, Tensor? scale_inv=None, bool row_scaling=False, int sm_margin=0) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "softmax_backward": "softmax_backward(Tensor dy, Tensor y, float scale=1., str? causal=None, int? window=None, "
+    "softmax_backward": "softmax_backward(Tensor dy, Tensor y, float scale=1., str? causal=None, SymInt? window=None, "
     "Tensor? sink=None, Tensor? lse=None, Tensor? mask=None, ScalarType? out_dtype=None, bool? return_dsink=None, "
     "bool? return_dmask=None) -> (Tensor, Tensor, Tensor)",
 }

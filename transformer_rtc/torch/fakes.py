@@ -77,7 +77,6 @@ def fake_of(schema: Schema, arguments: tuple[Any, ...]) -> Any:
         if not one.is_wanted(values):
             found.append(absent(one, values[0]))
             continue
-        dtype = dtypes[one.array.name] = _dtype(schema, one, dtypes, values)
         if isinstance(one.array, Update):
             found.append(torch.empty_like(named[one.array.name], memory_format=torch.contiguous_format))
         else:

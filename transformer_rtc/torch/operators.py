@@ -15,7 +15,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.library import Library
 
-from ..arguments import Input, Output, OutputDType, Real, Stream, Update
+from ..arguments import Input, Integer, Output, OutputDType, Real, Stream, Update
+from ..arrays import dtype_id
 from ..declaration import declarations
 from ..errors import ArgumentError
 from ..spec import DTYPES
@@ -24,13 +25,12 @@ from .fakes import absent, fake_of, torch_dtype
 from .schema import NOBODY, Schema, schema_of
 from .transforms import batching_rule
 
-__all__ = ["define", "dispatched", "overload"]
+__all__ = ["define", "dispatched", "dtype_of", "overload"]
 
 _NAMESPACE = "transformer_rtc"
 # Inductor keeps the strides of what the operator gets as they are in eager mode.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_BY_NAME = {dtype.name: torch_dtype(dtype) for dtype in DTYPES.values() if hasattr(torch, dtype.name)}
 _library = Library(_NAMESPACE, "FRAGMENT")
 
 
@@ -167,6 +167,11 @@ def _refusing(schema: Schema) -> Callable[..., Any]:
 # ---- What calls it as the native operator is called ------------------------------------------------------------------
 
 
+def dtype_of(dtype: Any) -> torch.dtype:
+    """Return torch's data type for a name, or for that of another framework; it depends on nothing else."""
+    return torch_dtype(DTYPES[dtype_id(dtype)])
+
+
 @cache
 def dispatched(name: str) -> Callable[..., Any]:
     """Return the call of a public function's operator: of all arguments, in the order of the declaration.
@@ -183,16 +188,20 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
     streams = tuple(at for at, argument in enumerate(arguments) if isinstance(argument, Stream))
     dtypes = tuple(at for at, argument in enumerate(arguments) if isinstance(argument, OutputDType))
     reals = tuple((at, argument.keyword) for at, argument in enumerate(arguments) if isinstance(argument, Real))
+    integers = tuple((at, argument.largest) for at, argument in enumerate(arguments) if isinstance(argument, Integer))
     arrays = tuple(
         (at, argument.keyword) for at, argument in enumerate(arguments) if isinstance(argument, (Input, Output, Update))
     )
     written = (Output, Update)
-    outputs = tuple((one.at, one.dtype, one.array.keyword) for one in schema.made if isinstance(one.array, written))
+    outputs = tuple(
+        (one.at, one.asks, one.dtype, one.array.keyword) for one in schema.made if isinstance(one.array, written)
+    )
+    keywords = tuple(argument.keyword for argument in arguments)
     made = tuple(
         (number, one.at, one.asks, one.with_array, isinstance(one.array, Update), one.array.keyword)
         for number, one in enumerate(schema.made)
     )
-    single, nobody, by_name = len(made) == 1, NOBODY, _BY_NAME
+    single, nobody = len(made) == 1, NOBODY
 
     def call(*given: Any) -> Any:
         values = list(given)
@@ -208,12 +217,17 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
                         f"{name}: {keyword} is a tensor that requires grad, and is taken as a number: pass its .item()"
                     )
                 values[at] = values[at].item()
+        for at, largest in integers:
+            if isinstance(values[at], int) and values[at] > largest:
+                values[at] = largest
         for at in dtypes:
-            if isinstance(values[at], str):
-                values[at] = by_name.get(values[at], values[at])
-        for at, dtype, keyword in outputs:
+            if values[at] is not None and not isinstance(values[at], torch.dtype):
+                values[at] = dtype_of(values[at])
+        for at, asks, dtype, keyword in outputs:
             if values[at] is None:
                 continue
+            if asks not in (nobody, at) and not values[asks]:
+                raise ArgumentError(f"{name}: {keyword} was given, but {keywords[asks]} is False")
             if torch.is_grad_enabled():
                 for other, who in arrays:
                     if values[other] is not None and values[other].requires_grad:

@@ -31,7 +31,7 @@ NOBODY = -1
 # Of arguments that are no arrays, in torch's language of schemas.
 _TYPES: dict[type[Argument], str] = {
     Real: "float",
-    Integer: "int?",
+    Integer: "SymInt?",  # such as a part of a dimension, which may be another one in the next call
     Flag: "bool",
     Choice: "str?",
     Margin: "int",
