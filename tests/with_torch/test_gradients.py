@@ -286,6 +286,19 @@ def test_a_second_derivative_is_refused_where_it_is_asked_for():
         transformer_rtc.rms_norm_backward(torch.randn(4, 32), x)
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "softmax"])
+def test_a_second_derivative_is_never_zero_without_a_word(name):
+    x, dy = leaf(4, 32), leaf(4, 32)
+    call = getattr(transformer_rtc, name)
+    (dx,) = torch.autograd.grad(call(x), x, dy, create_graph=True)
+    # torch takes for zero what a gradient does not lead to.
+    for of in (x, dy):
+        with pytest.raises(RuntimeError, match=f"{name} has no second derivative"):
+            torch.autograd.grad(dx.sum(), of, allow_unused=True, retain_graph=True)
+    with pytest.raises(RuntimeError, match=f"{name} has no second derivative"):
+        torch.autograd.functional.hessian(lambda x: call(x).square().sum(), x.detach())
+
+
 def test_what_was_saved_and_is_overwritten_is_told():
     x, weight = leaf(4, 32), leaf(32)
     y = transformer_rtc.rms_norm(x, weight)

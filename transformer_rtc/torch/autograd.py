@@ -76,7 +76,7 @@ def recorded_natively(
         # The native call hands autograd those inputs alone that are given.
         *_, is_given = ctx.kept
         found = (first, *(one for one, given in zip(others, is_given, strict=True) if given))
-        return _once(declaration.name, found) if enabled else found
+        return _once(declaration.name, found, (*ctx.saved_tensors, *gradients)) if enabled else found
 
     native = _native.Gradient(
         forward_operator,
@@ -106,11 +106,15 @@ def _function(name: str, forward: Callable[..., Any], backward: Callable[..., An
     return function, super(torch.autograd.Function, function).apply
 
 
-def _once(name: str, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return gradients that are refused to be differentiated: those of a backward with ``create_graph=True``."""
-    error = torch._C._functions.DelayedError(f"{name} has no second derivative", len(gradients))
-    found: tuple[Any, ...] = error(*(None if one is None else one.detach().requires_grad_() for one in gradients))
-    return found
+def _once(name: str, gradients: tuple[Any, ...], of: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return gradients that are refused to be differentiated: those of a backward with ``create_graph=True``.
+
+    The refusal leads on to what they were computed of: torch takes a gradient that does not lead to a leaf for zero.
+    """
+    leaves = (None if one is None else one.detach().requires_grad_() for one in gradients)
+    given = (*leaves, *(one for one in of if one is not None))
+    found: tuple[Any, ...] = torch._C._functions.DelayedError(f"{name} has no second derivative", len(given))(*given)
+    return found[: len(gradients)]
 
 
 class _Place(NamedTuple):
