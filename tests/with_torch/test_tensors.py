@@ -85,6 +85,76 @@ def test_a_negated_view_has_its_sign(torch):
         rms_norm(x, out=view.detach().requires_grad_())
 
 
+def test_gradients_of_negated_views_have_their_signs(torch):
+    z = torch.randn(6, 1, dtype=torch.complex64)
+    view, right = z.conj().imag, -z.imag.contiguous()
+    for call in (
+        lambda x: rms_norm(x, torch.full((1,), 2.0), eps=0.5),
+        lambda x: softmax(x[None], sink=torch.zeros(1)),
+    ):
+        x = torch.randn(6, 1, requires_grad=True)
+        assert torch.autograd.grad(call(x), x, view.expand(call(x).shape))[0].equal(
+            torch.autograd.grad(call(x), x, right.expand(call(x).shape))[0]
+        )
+        of_complex, of_real = z.clone().requires_grad_(), right.clone().requires_grad_()
+        call(of_complex.conj().imag).sum().backward()
+        call(of_real).sum().backward()
+        assert of_complex.grad.imag.equal(-of_real.grad)
+    rms_norm(torch.ones(6, 1), torch.full((1,), 2.0), eps=3.0, out=view)
+    assert (z.imag == -1).all()
+
+
+def test_a_tangent_is_never_lost_without_a_word(torch):
+    forward_ad = torch.autograd.forward_ad
+    x, one, leaf = torch.randn(4, 64), torch.ones(()), torch.randn(4, 64, requires_grad=True)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.clone(), x)
+        # Nothing is dual here, and what is written has no tangent any more.
+        assert rms_norm(x).equal(rms_norm(x, out=dual)) and forward_ad.unpack_dual(dual).tangent.count_nonzero() == 0
+        dual = forward_ad.make_dual(x.clone(), x)
+        for call in (
+            lambda: rms_norm(dual),
+            lambda: rms_norm(x, dual[0]),
+            lambda: add_rms_norm(x, dual),
+            lambda: rms_norm_backward(dual, x),
+            lambda: softmax(x[None], mask=dual),
+            lambda: torch.autograd.grad(rms_norm(leaf), leaf, dual),
+        ):
+            with pytest.raises(ArgumentError, match=r"^\w+ has no forward-mode derivative: take one in reverse mode"):
+                call()
+        number = forward_ad.make_dual(one.clone(), one)
+        for call in (lambda: rms_norm(x, eps=number), lambda: softmax(x, scale=number)):
+            with pytest.raises(ArgumentError, match=r": (eps|scale) is a tensor with a tangent, and is taken as a num"):
+                call()
+    with pytest.raises(ArgumentError, match=r"^rms_norm: eps is a tensor with a tangent"):
+        torch.func.jvp(lambda eps: rms_norm(x, eps=eps), (one,), (one,))
+    with pytest.raises(ArgumentError, match=r"^rms_norm: eps is a tensor that requires grad"):
+        torch.func.grad(lambda eps: rms_norm(x, eps=eps).sum())(one)
+
+
+def test_what_is_written_through_an_operator_has_another_version(torch):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Passes(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, arguments=(), keywords=None):
+            return operator(*arguments, **(keywords or {}))
+
+    ones = torch.ones(4, 64)
+    for call in (
+        lambda h: rms_norm(h, out=h),
+        lambda h: add_rms_norm(ones, ones, residual_out=h),
+        lambda h: rms_norm(ones, out_dtype=torch.float8_e4m3fn, amax=h.view(-1)[:1]),
+        lambda h: rms_norm(ones, out_dtype=torch.float8_e5m2, scale=torch.ones(1), scale_inv=h.view(-1)[:1]),
+    ):
+        leaf = torch.randn(4, 64, requires_grad=True)
+        h = leaf * 1
+        y = h.square().sum()
+        with Passes(), torch.no_grad():
+            call(h)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+
+
 def test_a_freed_storage_is_refused(torch):
     x = torch.randn(4, 64)
     x.untyped_storage().resize_(0)

@@ -216,6 +216,10 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
                     raise ArgumentError(
                         f"{name}: {keyword} is a tensor that requires grad, and is taken as a number: pass its .item()"
                     )
+                if forward_ad._current_level >= 0 and _has_tangent(values[at]):
+                    raise ArgumentError(
+                        f"{name}: {keyword} is a tensor with a tangent, and is taken as a number: pass its .item()"
+                    )
                 values[at] = values[at].item()
         for at, largest in integers:
             if isinstance(values[at], int) and values[at] > largest:
