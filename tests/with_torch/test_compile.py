@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import kernel_cache
+import numpy as np
 import pytest
 
 import transformer_rtc
@@ -25,6 +26,7 @@ from transformer_rtc import (  # noqa: E402
     log_softmax,
     rms_norm,
     rms_norm_add,
+    rms_norm_backward,
     softmax,
 )
 from transformer_rtc.torch import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm, Softmax  # noqa: E402
@@ -97,6 +99,7 @@ def test_a_compiled_module_has_the_bits_of_the_eager_one(module):
         check(lambda x: module(x), given.detach().requires_grad_())
 
 
+@pytest.mark.thorough  # 10 seconds
 def test_inductor_compiles_what_is_around():
     def block(x, weight):
         return torch.nn.functional.silu(rms_norm(x * 2, weight)) + softmax(x)
@@ -130,7 +133,10 @@ def test_what_is_written_is_written():
     (lambda x: rms_norm(x.detach(), out=torch.empty(5, SIZE)), "out must have the shape"),
     (lambda x: rms_norm(x.detach(), out=torch.empty(6, SIZE), out_dtype=torch.float16), "where torch.float16 was"),
     (lambda x: rms_norm(x.detach(), eps=x[0, 0]), "eps is a tensor that requires grad"),
-], ids=range(5))  # fmt: skip
+    (lambda x: rms_norm_backward(x.detach(), x.detach(), out=x, return_dx=False), "out was given, but return_dx is"),
+    (lambda x: rms_norm(x, out_dtype="float31"), "must be one of float32, .* it is 'float31'"),
+    (lambda x: rms_norm(x.detach(), out_dtype="bool"), "out_dtype must be one of"),
+], ids=range(8))  # fmt: skip
 def test_what_cannot_be_is_refused_where_it_is_traced(call, error):
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -164,6 +170,54 @@ def test_other_numbers_of_rows_compile_nothing():
             x = torch.randn(rows, SIZE, requires_grad=True)
             rms_norm(x, weight)  # nor does an eager call
             assert compiled(x, weight).equal(rms_norm(x, weight))
+
+
+def lengths(*sizes):
+    return torch.randn(*sizes, requires_grad=True)
+
+
+OF_HEADS = torch.rand(3, SIZE)
+DYNAMIC = {
+    "lengths": (lambda x: softmax(x, causal="upper_triangular"), lambda n: lengths(2, n, n)),
+    "windows": (lambda x: softmax(x, causal="aligned", window=x.shape[-1] // 2), lambda n: lengths(2, n, n)),
+    "masks": (lambda x: log_softmax(x, mask=x.detach()[:1] > 0), lambda n: lengths(n, 5, n + 2)),
+    "heads": (lambda x: rms_norm(x, OF_HEADS, return_rstd=True), lambda n: lengths(n, 3, SIZE)),
+    "hidden": (lambda x: layer_norm(x, x[0].detach()), lambda n: lengths(n, 8 * n)),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_other_sizes_compile_nothing(name):
+    call, made = DYNAMIC[name]
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for size in (4, 5, 6, 9):  # the second size finds out what is dynamic
+        x = made(size)
+        for found, expected in zip(results(compiled, x), results(call, x), strict=True):
+            assert torch.equal(found, expected)
+    assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "f2", np.float16, np.dtype("float16"), torch.float16], ids=str)
+def test_a_data_type_of_any_framework_is_traced(dtype):
+    x = torch.randn(6, SIZE)
+    found = torch.compile(lambda x: rms_norm(x, out_dtype=dtype), fullgraph=True, backend="aot_eager")(x)
+    assert found.equal(rms_norm(x, out_dtype=torch.float16))
+
+
+def test_what_a_view_or_two_arguments_stand_for_is_written():
+    def call(x, residual, wide):
+        y, s = add_rms_norm(x, residual, out=x, residual_out=residual)
+        rms_norm(s, out=wide[:, :SIZE])
+        return y * 2, s
+
+    def written(call):
+        given = [x.clone(), residual.clone(), torch.zeros(6, 2 * SIZE)]
+        return [*call(*given), *given]
+
+    x, residual = torch.randn(6, SIZE), torch.randn(6, SIZE)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert all(one.equal(other) for one, other in zip(written(compiled), written(call), strict=True))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -282,22 +336,29 @@ def test_a_fake_mode_around_real_tensors_gives_fakes():
     assert dx.shape == x.shape and dweight.shape == dbias.shape == weight.shape
 
 
-def hugging_face():
-    transformers = pytest.importorskip("transformers")
+def llama(transformers):
     small = {"vocab_size": 64, "hidden_size": SIZE, "intermediate_size": 64, "num_hidden_layers": 2}
-    yield transformers.LlamaForCausalLM, transformers.LlamaConfig(num_attention_heads=2, **small)
-    yield transformers.GPT2LMHeadModel, transformers.GPT2Config(vocab_size=64, n_embd=SIZE, n_layer=2, n_head=2)
+    config = transformers.LlamaConfig(num_attention_heads=2, **small)
+    return transformers.LlamaForCausalLM, config
 
 
-def test_a_patched_model_compiles_without_a_break():
-    for kind, config in hugging_face():
-        config._attn_implementation = "eager"
-        model = kind(config).eval()
-        transformer_rtc.torch.patch(model)
-        tokens = torch.randint(64, (2, 6))
-        expected = model(tokens, use_cache=False).logits
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        found = compiled(tokens, use_cache=False).logits
-        torch.testing.assert_close(found, expected)
-        found.sum().backward()
-        assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "norm" in name)
+def gpt2(transformers):
+    config = transformers.GPT2Config(vocab_size=64, n_embd=SIZE, n_layer=2, n_head=2)
+    return transformers.GPT2LMHeadModel, config
+
+
+@pytest.mark.parametrize("model", [llama, pytest.param(gpt2, marks=pytest.mark.thorough)])
+def test_a_patched_model_compiles_without_a_break(model):
+    kind, config = model(pytest.importorskip("transformers"))
+    config._attn_implementation = "eager"
+    model = kind(config).eval()
+    patched = transformer_rtc.torch.patch(model)
+    assert len(patched.swapped) == 5
+    tokens = torch.randint(64, (2, 6))
+    expected = model(tokens, use_cache=False).logits
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = compiled(tokens, use_cache=False).logits
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    norms = {name: one for name, one in model.named_parameters() if "norm" in name or "ln_" in name}
+    assert len(norms) >= 5 and all(one.grad is not None and one.grad.isfinite().all() for one in norms.values())

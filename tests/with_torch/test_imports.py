@@ -43,8 +43,12 @@ assert not any(type(finder).__module__ == "transformer_rtc.imports" for finder i
 """
 
 
-@pytest.mark.parametrize("order", BOTH)
-@pytest.mark.parametrize("script", [EAGER, COMPILED], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("order", "script"), [
+    pytest.param("torch first", EAGER, id="eager, torch first"),
+    pytest.param("torch last", COMPILED, id="compiled, torch last"),
+    pytest.param("torch last", EAGER, id="eager, torch last", marks=pytest.mark.thorough),
+    pytest.param("torch first", COMPILED, id="compiled, torch first", marks=pytest.mark.thorough),
+])  # fmt: skip
 def test_either_may_be_imported_first(order, script, tmp_path):
     output(BOTH[order] + script, SIMULATE="1", **shared(tmp_path))
 
