@@ -264,7 +264,7 @@ def hold(count: int, check: Any) -> None:
     assert sum(map(bool, seen)) > count // 5
 
 
-COUNTS = [100, pytest.param(int(os.environ.get("FUZZED_CALLS", "2000")), marks=pytest.mark.thorough, id="many")]
+COUNTS = [100, pytest.param(int(os.environ.get("FUZZED_CALLS", "1000")), marks=pytest.mark.thorough, id="many")]
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -311,7 +311,7 @@ def test_a_gradient_that_is_dispatched_is_the_native_one(count):
     def check(call: fuzzed_calls.Call) -> bool:
         if call.name.endswith("backward"):
             return True
-        seed = len(repr(call))
+        seed = sum(place.base.size for place in call.placed.values())  # any, the same for the same call
         try:
             expected = gradients(call, seed)
         except TransformerRtcError as error:
