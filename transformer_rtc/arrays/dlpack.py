@@ -30,13 +30,17 @@ class Asked(NamedTuple):
         Called with each array of the caller's that was written: else autograd would use what it saved before.
     transforms : tuple of callable
         Whether calls are traced, or transformed.
+    of_gradients : callable
+        The same, of a call whose gradient is recorded. Others of a function's transforms have tensors without memory,
+        which the native call cannot take, or are of no tensor of the call.
     levels, level : dict and str
-        The same, where this number of that dictionary is not negative.
+        As `transforms`, where this number of that dictionary is not negative.
     """
 
     is_grad_enabled: Callable[[], bool]
     was_written: Callable[[Any], object]
     transforms: tuple[Callable[[], object], ...]
+    of_gradients: Callable[[], object]
     levels: dict[str, Any]
     level: str
 
@@ -45,14 +49,15 @@ def asked_of_torch() -> Asked:
     """Return what the native call asks torch."""
     torch = sys.modules["torch"]
     native = torch._C
-    # A mode such as FakeTensorMode or make_fx's, a transform such as vmap, torch.jit.trace.
-    transforms = (
-        native._len_torch_dispatch_stack,
-        native._functorch.peek_interpreter_stack,
-        native._get_tracing_state,
+    return Asked(
+        is_grad_enabled=torch.is_grad_enabled,
+        was_written=torch.autograd.graph.increment_version,
+        # A mode such as FakeTensorMode or make_fx's; torch.jit.trace.
+        transforms=(native._len_torch_dispatch_stack, native._is_tracing),
+        of_gradients=native._functorch.peek_interpreter_stack,
+        levels=torch.autograd.forward_ad.__dict__,
+        level="_current_level",
     )
-    forward_mode = torch.autograd.forward_ad.__dict__, "_current_level"
-    return Asked(torch.is_grad_enabled, torch.autograd.graph.increment_version, transforms, *forward_mode)
 
 
 def is_wrapped(type_: type) -> bool:

@@ -22,7 +22,7 @@ class Torch(Framework):
 
     def dispatches(self, arrays: Sequence[Any]) -> bool:
         asked = asked_of_torch()
-        if asked.levels[asked.level] >= 0 or any(transform() for transform in asked.transforms):
+        if asked.levels[asked.level] >= 0 or any(ask() for ask in (*asked.transforms, asked.of_gradients)):
             return True
         return any(_is_more_than_memory(array) for array in arrays if array is not None)
 

@@ -43,6 +43,17 @@ class ExchangeAllocator : public Allocator {
   const DLPackExchangeAPI* api_;
 };
 
+// Whether what a function of nothing returns is true. Most are builtins, whose C function takes less time by itself.
+bool is_true(PyObject* function) {
+  const bool bare = PyCFunction_CheckExact(function) && PyCFunction_GET_FLAGS(function) == METH_NOARGS;
+  PyObject* answer = bare ? PyCFunction_GET_FUNCTION(function)(PyCFunction_GET_SELF(function), nullptr)
+                          : PyObject_CallNoArgs(function);
+  if (answer == nullptr) throw PythonErrorSet{};
+  const py::object held = py::reinterpret_steal<py::object>(answer);
+  if (answer == Py_True || answer == Py_False || answer == Py_None) return answer == Py_True;
+  return PyObject_IsTrue(answer) == 1;
+}
+
 int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -107,8 +118,9 @@ const Operator::Framework& Operator::framework(PyTypeObject* type, int array, co
     asked->is_grad_enabled = owned(given[0]);
     asked->was_written = owned(given[1]);
     for (py::handle transform : py::tuple(given[2])) asked->transforms.push_back(owned(transform));
-    asked->levels = owned(given[3]);
-    asked->level = owned(given[4]);
+    asked->of_gradients = owned(given[3]);
+    asked->levels = owned(given[4]);
+    asked->level = owned(given[5]);
     framework.asked = asked;
   }
   Py_INCREF(type);  // its address is a key from now on
@@ -176,6 +188,7 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count, bool dire
   if (asked != nullptr && !direct) {
     if (transforms(call, *asked)) return elsewhere(dispatch_);
     if (records_gradient(call, asked->is_grad_enabled)) {
+      if (is_true(asked->of_gradients)) return elsewhere(dispatch_);
       return recorder_ != nullptr ? recorder_->record(read) : elsewhere(gradient_);
     }
   }
@@ -198,9 +211,7 @@ void Operator::ask_for(int argument, Call& call) const {
 
 bool Operator::transforms(const Call& call, const Asked& asked) const {
   for (PyObject* transform : asked.transforms) {
-    const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(transform));
-    if (!answer) throw PythonErrorSet{};
-    if (answer.ptr() != Py_None && PyObject_IsTrue(answer.ptr()) == 1) return true;
+    if (is_true(transform)) return true;
   }
   if (PyObject* level = PyDict_GetItemWithError(asked.levels, asked.level)) {  // borrowed
     if (PyLong_AsLong(level) >= 0) return true;
@@ -228,9 +239,7 @@ void Operator::tell_of_written(const Call& call, PyObject* was_written) const {
 }
 
 bool Operator::records_gradient(const Call& call, PyObject* is_grad_enabled) const {
-  py::object enabled = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(is_grad_enabled));
-  if (!enabled) throw PythonErrorSet{};
-  if (enabled.ptr() != Py_True) return false;
+  if (!is_true(is_grad_enabled)) return false;
   static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
   for (size_t i = 0; i < arrays_.size(); ++i) {
     PyObject* object = call.objects[i];

@@ -70,8 +70,9 @@ class Operator {
   struct Asked {
     PyObject* is_grad_enabled = nullptr;
     PyObject* was_written = nullptr;    // called with an array of the caller's that was written
-    std::vector<PyObject*> transforms;  // functions of nothing: whether calls are traced or transformed now
-    PyObject* levels = nullptr;         // a dictionary of numbers, and a key in it: the same where it is not negative
+    std::vector<PyObject*> transforms;  // functions of nothing: whether any call is traced or transformed now
+    PyObject* of_gradients = nullptr;   // the same of calls whose gradient is recorded
+    PyObject* levels = nullptr;         // a dictionary of numbers, and a key in it: as transforms where not negative
     PyObject* level = nullptr;
   };
   struct Framework {
