@@ -83,16 +83,16 @@ def _with_dynamo() -> None:
     substitute({one.__name__: one.__globals__[f"_{one.__name__}"] for one in functions})
 
 
-def _with_distributed_tensors() -> None:
+def _with_dtensor() -> None:
     from .torch.sharding import register
 
     register()
 
 
-# None is imported for this: a process without torch never needs it, and an eager one needs neither of the others.
+# None is imported for this: a process without torch never needs it, and an eager one of one rank none of the others.
 _when_imported("torch", _with_torch)
 _when_imported("torch._dynamo", _with_dynamo)
-_when_imported("torch.distributed.tensor", _with_distributed_tensors)
+_when_imported("torch.distributed.tensor", _with_dtensor)
 
 if _settings.record:
     import_module(".recording", __name__)

@@ -178,8 +178,18 @@ class Output(Array):
     returned_doc: str = ""
 
 
+@dataclass(eq=False, repr=False)
 class Update(Array):
-    """An array that is read and written in place, if it is given."""
+    """An array that is read and written in place, if it is given.
+
+    Attributes
+    ----------
+    over_rows : {"", "max"}
+        How those of parts of the rows become that of all; empty: it does not depend on rows, if there are any.
+    """
+
+    _: KW_ONLY
+    over_rows: str = ""
 
 
 @dataclass(eq=False, repr=False)
@@ -296,9 +306,13 @@ class Choice(Argument):
     ----------
     words : mapping of str to Equal or None
         Each word, and what it asks of the arrays' shapes.
+    counts : tuple of str
+        The dimensions in which a call counts from the first element: a part of one is not computed alone.
     """
 
     words: Mapping[str, Equal | None]
+    _: KW_ONLY
+    counts: tuple[str, ...] = ()
 
 
 class Margin(Argument):

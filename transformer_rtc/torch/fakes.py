@@ -10,7 +10,7 @@ from ..arguments import Array, Input, Output, Result, Shape, Update
 from ..spec import DType
 from .schema import NOBODY, Made, Schema
 
-__all__ = ["absent", "fake_of", "torch_dtype"]
+__all__ = ["Shapes", "absent", "fake_of", "torch_dtype"]
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -24,8 +24,8 @@ def absent(one: Made, like: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch_dtype(one.array.dtypes[0]), device=like.device)
 
 
-class _Shapes:
-    """The values of a declaration's symbols in a call."""
+class Shapes:
+    """The shapes of a call's arrays, and the values of its declaration's symbols."""
 
     def __init__(self, schema: Schema, values: list[Any]) -> None:
         declaration = schema.declaration
@@ -43,12 +43,15 @@ class _Shapes:
             counts = place <= len(self._first) and (self._variant or symbol not in declaration.conditional)
             self._sizes[symbol] = self._first[-place] if counts else 1
 
+    def declared(self, array: Array) -> Shape:
+        """Return which of the shapes that an array may have is that of the call."""
+        return self._declaration.shapes(array)[self._variant and self._declaration.has_two_shapes(array)]
+
     def of(self, array: Array, shape_of: Any) -> list[Any]:
         """Return an array's shape; that of another one where there is one."""
         if shape_of is not None:
             return list(shape_of.shape)
-        shapes = self._declaration.shapes(array)
-        shape: Shape = shapes[self._variant and self._declaration.has_two_shapes(array)]
+        shape = self.declared(array)
         leading = self._first[:-1] if shape.leading else ()
         return [*leading, *(size.multiple * self._sizes[size.symbol] for size in shape.sizes)]
 
@@ -67,7 +70,7 @@ def _dtype(schema: Schema, one: Made, dtypes: dict[str, torch.dtype], values: li
 def fake_of(schema: Schema, arguments: tuple[Any, ...]) -> Any:
     """Return what an operator returns for arguments of which nothing but shapes and types is known."""
     values = schema.values(arguments)
-    shapes = _Shapes(schema, values)
+    shapes = Shapes(schema, values)
     named = dict(zip((argument.name for argument in schema.declaration.arguments), values, strict=True))
     arrays = schema.declaration.arrays
     dtypes = {a.name: named[a.name].dtype for a in arrays if isinstance(named[a.name], torch.Tensor)}

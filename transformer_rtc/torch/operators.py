@@ -198,7 +198,10 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
     )
     keywords = tuple(argument.keyword for argument in arguments)
     made = tuple(
-        (number, one.at, one.asks, one.with_array, isinstance(one.array, Update), one.array.keyword)
+        (
+            *(number, one.at, one.asks, one.with_array),
+            *(isinstance(one.array, Output), isinstance(one.array, Update), one.array.keyword),
+        )
         for number, one in enumerate(schema.made)
     )
     single, nobody = len(made) == 1, NOBODY
@@ -246,9 +249,12 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
         if single:
             found = (found,)
         shown = []
-        for number, at, asks, beside, is_update, keyword in made:
+        for number, at, asks, beside, is_output, is_update, keyword in made:
             if is_update:
                 if values[at] is not None:
+                    # torch takes a plain tensor of one element for a DTensor, but cannot write it.
+                    if hasattr(found[number], "placements") and not hasattr(values[at], "placements"):
+                        raise ArgumentError(f"{name}: {keyword} is a plain tensor beside DTensors, and is written")
                     values[at].copy_(found[number])
                 continue
             if asks != nobody:

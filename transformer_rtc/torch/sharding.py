@@ -1,114 +1,148 @@
-"""How the operators run on distributed tensors: rows are sharded, what all rows share is replicated.
+"""How the operators work on DTensors: which placements of arguments give which placements of results.
 
-Imported with torch.distributed.tensor.
+All of it is read from declarations. Imported with torch.distributed.tensor: an eager process has neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
-from ..arguments import Array, Choice, Input, Update
+from ..arguments import Array, Choice, Input, Result, Update
 from ..declaration import declarations
+from .fakes import Shapes
 from .operators import overload
-from .schema import Schema, schema_of
+from .schema import Made, Schema, schema_of
 
 __all__ = ["register"]
 
+# Of results, and of the arguments that are given: None for one that is no array.
+Strategy = tuple[list[Placement], list[Placement | None]]
+
 
 def register() -> None:
-    """Tell torch how each operator's tensors may be placed."""
+    """Register the sharding strategies of all operators."""
+    infos = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     for name in declarations():
-        register_sharding(overload(name))(_placements_of(schema_of(name)))
+        operator = overload(name)
+        register_sharding(operator)(partial(_strategies, schema_of(name)))
+        # By default DTensor remembers strategies without regard to arguments before the first integer, one of which
+        # may be a choice that forbids to shard; some versions tell only None from others. Here all of them count.
+        infos[operator] = RuntimeSchemaInfo(static_argnum=1)
 
 
-def _placements_of(schema: Schema) -> Callable[..., Any]:
-    def placements(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-        call = _Call(schema, schema.values(arguments))
-        dims: list[int | None] = [None, *call.dims()]
-        return [(call.outputs(dim), call.inputs(dim, len(arguments))) for dim in dims]
+def _strategies(schema: Schema, *arguments: Any) -> list[Strategy]:
+    """Return the strategies of a call along one dimension of a mesh.
 
-    return placements
+    Parameters
+    ----------
+    schema : Schema
+        The operator's.
+    arguments : tuple
+        The call's, with what DTensor knows of a tensor in its place.
+    """
+    call = _Call(schema, arguments)
+    # The first of those that cost the same is taken: what is replicated stays so.
+    return [call.replicated(), *filter(None, map(call.sharded, range(call.first.ndim - 1)))]
 
 
 class _Call:
-    """A call whose tensors are known by their shapes. A dimension is one of the rows'; None: nothing is sharded."""
+    """A call of which the strategies are asked."""
 
-    def __init__(self, schema: Schema, values: list[Any]) -> None:
-        self._schema, self._declaration, self._values = schema, schema.declaration, values
-        self._named = {argument.name: value for argument, value in zip(self._arguments, values, strict=True)}
-        self._ndim = len(values[0].shape)
+    def __init__(self, schema: Schema, arguments: tuple[Any, ...]) -> None:
+        self._schema = schema
+        self._values = schema.values(arguments)
+        self._given = schema.taken[: len(arguments)]
+        self._shapes = Shapes(schema, self._values)
+        self.first = self._values[0]
 
-    @property
-    def _arguments(self) -> tuple[Any, ...]:
-        return self._declaration.arguments
+    def _value(self, array: Array) -> Any:
+        return self._values[self._schema.declaration.arguments.index(array)]
+
+    def replicated(self) -> Strategy:
+        """Return the strategy by which every rank has everything."""
+        inputs = [Replicate() if self._is_array(at) else None for at in self._given]
+        return [Replicate() for _ in self._schema.made], inputs
+
+    def _is_array(self, at: int) -> bool:
+        is_array = isinstance(self._schema.declaration.arguments[at], (Input, Update))
+        return is_array and self._values[at] is not None
+
+    def sharded(self, dim: int) -> Strategy | None:
+        """Return the strategy by which each rank has some of the rows, or None if that would not be right.
+
+        Parameters
+        ----------
+        dim : int
+            The dimension of the first array along which its rows are sharded; not its last one.
+        """
+        arguments = self._schema.declaration.arguments
+        symbol = self._symbol(dim)
+        if any(
+            isinstance(argument, Choice) and self._values[at] is not None and symbol in argument.counts
+            for at, argument in enumerate(arguments)
+        ):
+            return None
+        placements: dict[str, Placement] = {}
+        for at, argument in enumerate(arguments):
+            if self._is_array(at):
+                placement = self._of_input(argument, dim)  # type: ignore[arg-type]
+                if placement is None:
+                    return None
+                placements[argument.name] = placement
+        results = [self._of_result(one, dim, placements) for one in self._schema.made]
+        if None in results:
+            return None
+        return results, [placements.get(arguments[at].name) for at in self._given]
 
     def _symbol(self, dim: int) -> str:
-        """Return the name of one of the rows' dimensions, if it has one."""
-        number = self._ndim - 1 - dim
-        return self._declaration.symbols[number] if number < len(self._declaration.symbols) else ""
+        """Return the name of one of the first array's dimensions; empty: it has none."""
+        symbols = self._schema.declaration.symbols
+        place = self.first.ndim - 1 - dim
+        return symbols[place] if place < len(symbols) else ""
 
-    def dims(self) -> list[int]:
-        """Return the dimensions that may be sharded."""
-        if any(isinstance(one.array, Update) and one.is_wanted(self._values) for one in self._schema.made):
-            return []  # what is updated, each part of the rows would update for itself
-        # Where a mode tells rows apart by their place among others, these stay together.
-        apart = {
-            symbol
-            for argument, value in zip(self._arguments, self._values, strict=True)
-            if isinstance(argument, Choice) and value is not None
-            for equal in argument.words.values()
-            if equal is not None
-            for symbol in (equal.first, equal.second)
-        }
-        return [dim for dim in range(self._ndim - 1) if self._symbol(dim) not in apart]
+    def _of_input(self, array: Array, dim: int) -> Placement | None:
+        """Return how an array lies where the rows are sharded; None: it cannot be so.
 
-    def _own(self, array: Array, dim: int, like: Any) -> int | None:
-        """Return the dimension of an array that goes along a dimension of the rows; None: it has none."""
-        shapes = self._declaration.shapes(array)
-        if getattr(array, "shape_of", "") or getattr(array, "broadcast", False):
-            own = dim - (self._ndim - len(like.shape))  # dimensions are counted from the last one
-            return own if own >= 0 and like.shape[own] != 1 else None
-        if shapes[0].leading:
+        One whose sizes are not those of the rows is not sharded: the operator refuses it as a whole, not by parts.
+        """
+        shape, size = self._value(array).shape, self.first.shape[dim]
+        if isinstance(array, Input) and array.broadcast:
+            place = dim - (self.first.ndim - len(shape))
+            if place < 0 or shape[place] == 1:
+                return Replicate()
+        else:
+            found = self._place(array, dim)
+            if found is None:
+                return Replicate()
+            place = found
+        return Shard(place) if place < len(shape) and shape[place] == size else None
+
+    def _place(self, array: Array, dim: int) -> int | None:
+        """Return which dimension of an array is one of the rows'; None: it has not got that."""
+        shape, symbol = self._shapes.declared(array), self._symbol(dim)
+        if shape.leading:
             return dim
-        shape = next((one for one in shapes if like is None or len(one.sizes) == len(like.shape)), shapes[0])
-        names = [size.symbol for size in shape.sizes]
-        symbol = self._symbol(dim)
-        return names.index(symbol) if symbol in names else None
+        symbols = [size.symbol for size in shape.sizes]
+        return symbols.index(symbol) if symbol in symbols else None
 
-    def inputs(self, dim: int | None, count: int) -> list[Any]:
-        """Return the placement of each argument that torch was given."""
-        found: list[Any] = []
-        for at in self._schema.taken[:count]:
-            argument, value = self._arguments[at], self._values[at]
-            if not isinstance(argument, (Input, Update)) or value is None:
-                found.append(None)
-            else:
-                own = None if dim is None else self._own(argument, dim, value)
-                found.append(Replicate() if own is None else Shard(own))
-        return found
-
-    def outputs(self, dim: int | None) -> list[Any]:
-        """Return the placement of each result."""
-        found: list[Any] = []
-        for one in self._schema.made:
-            if dim is None or not one.is_wanted(self._values):
-                found.append(Replicate())
-                continue
-            own = self._own(one.array, dim, self._like(one.array))
-            # What has no such dimension is a sum over it.
-            found.append(Partial() if own is None else Shard(own))
-        return found
-
-    def _like(self, array: Array) -> Any:
-        """Return the array whose shape a result has, if there is one."""
-        name = getattr(array, "shape_of", "")
-        if not name and self._declaration.has_two_shapes(array):
-            two = (
-                a.name for a in self._declaration.arrays if isinstance(a, Input) and self._declaration.has_two_shapes(a)
-            )
-            return next((self._named[one] for one in two if self._named[one] is not None), None)
-        return self._named[name] if name else None
+    def _of_result(self, one: Made, dim: int, placements: dict[str, Placement]) -> Placement | None:
+        """Return how a result lies where the rows are sharded; None: it cannot be so."""
+        array = one.array
+        if not one.is_wanted(self._values):
+            return Replicate()
+        if isinstance(array, Update):
+            if array.over_rows:
+                return Partial(array.over_rows)
+            # A rank without rows would keep the old value. Whether there is one depends on all of the mesh, of which
+            # this is one dimension.
+            return Replicate() if self.first.shape[dim] % self.first.mesh.size() == 0 else None
+        if isinstance(array, Result) and array.shape_of:
+            other = placements.get(array.shape_of)
+            return other if isinstance(other, Shard) else Partial()
+        place = self._place(array, dim)
+        return Partial() if place is None else Shard(place)

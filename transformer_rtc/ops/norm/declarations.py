@@ -78,6 +78,7 @@ _SCALING = (
         "amax",
         _ONE,
         (FLOAT32,),
+        over_rows="max",
         doc="""For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the
         scale; NaN if there is one.""",
     ),

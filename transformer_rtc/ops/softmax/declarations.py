@@ -86,6 +86,7 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
         Choice(
             "causal",
             _WORDS,
+            counts=("queries", "keys"),
             doc=f"""Which keys a query of x [..., queries, keys] sees: as many as its own number, for as many queries as
             keys; or so that the last query sees the last key (query i sees keys up to i + keys - queries). The others
             are not read, and y is {excluded} there.""",
@@ -172,7 +173,12 @@ def _backward(name: str, summary: str, dsink: str) -> Declaration:
         Input("dy", _ROWS, _FLOATS, doc="The gradient of y."),
         Input("y", _ROWS, _FLOATS, doc="y as the forward call returned it, of dy's shape."),
         Real("scale", 1.0, doc="The forward call's."),
-        Choice("causal", _WORDS, doc="The forward call's: what it excludes is not read, and dx is 0 there."),
+        Choice(
+            "causal",
+            _WORDS,
+            counts=("queries", "keys"),
+            doc="The forward call's: what it excludes is not read, and dx is 0 there.",
+        ),
         replace(_WINDOW, doc="The forward call's, likewise."),
         Input(
             "sink",
