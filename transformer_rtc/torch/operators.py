@@ -198,10 +198,7 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
     )
     keywords = tuple(argument.keyword for argument in arguments)
     made = tuple(
-        (
-            *(number, one.at, one.asks, one.with_array),
-            *(isinstance(one.array, Output), isinstance(one.array, Update), one.array.keyword),
-        )
+        (number, one.at, one.asks, one.with_array, isinstance(one.array, Update), one.array.keyword)
         for number, one in enumerate(schema.made)
     )
     single, nobody = len(made) == 1, NOBODY
@@ -249,7 +246,7 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
         if single:
             found = (found,)
         shown = []
-        for number, at, asks, beside, is_output, is_update, keyword in made:
+        for number, at, asks, beside, is_update, keyword in made:
             if is_update:
                 if values[at] is not None:
                     # torch takes a plain tensor of one element for a DTensor, but cannot write it.
