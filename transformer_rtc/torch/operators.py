@@ -8,6 +8,7 @@ tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..spec import DTYPES
 from .autograd import recorded
 from .fakes import absent, fake_of, torch_dtype
 from .schema import NOBODY, Schema, schema_of
-from .transforms import batching_rule
+from .transforms import batched
 
 __all__ = ["define", "dispatched", "dtype_of", "overload"]
 
@@ -32,6 +33,8 @@ _NAMESPACE = "transformer_rtc"
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _library = Library(_NAMESPACE, "FRAGMENT")
+# The operator whose gradient is being computed: what the user called.
+_gradient_of: ContextVar[str] = ContextVar("gradient_of", default="")
 
 
 def define(direct_of: Callable[[str], Callable[..., Any]]) -> None:
@@ -49,8 +52,7 @@ def define(direct_of: Callable[[str], Callable[..., Any]]) -> None:
             _library.impl(name, _running(schema, direct_of), key)
         _library.impl(name, _differentiating(schema), "Autograd")
         _library._register_fake(name, partial(_fake, schema))
-        rule = batching_rule(schema, partial(overload, name))
-        torch.library.register_vmap(f"{_NAMESPACE}::{name}", rule, lib=_library)
+        torch.library.register_vmap(overload(name), batched(schema, overload(name)), lib=_library)
 
 
 def overload(name: str) -> Any:
@@ -100,9 +102,14 @@ def _running(schema: Schema, direct_of: Callable[[str], Callable[..., Any]]) -> 
 
 def _below_autograd(operator: Any, *arguments: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
+def _within_function(operator: Any, *arguments: Any) -> Any:
+    """Call an operator in the forward of a Function, which turns gradients off: outer transforms take theirs."""
+    with torch._C._AutoDispatchBelowAutograd():
         if not torch._C._are_functorch_transforms_active():
             return operator(*arguments)
-        # A Function turns gradients off, which are those of outer transforms, too.
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
             return operator(*arguments)
 
@@ -121,7 +128,8 @@ def _differentiating(schema: Schema) -> Callable[..., Any]:
         gradient = schema.declaration.gradient
         if gradient is None:
             return _refusing(schema)
-        return recorded(schema.declaration, _functional(schema, run()), dispatched(gradient.operator))
+        backward = _naming(name, dispatched(gradient.operator))
+        return recorded(schema.declaration, _functional(schema, partial(_within_function, overload(name))), backward)
 
     def differentiate(*arguments: Any) -> Any:
         values = schema.values(arguments)
@@ -139,6 +147,19 @@ def _differentiating(schema: Schema) -> Callable[..., Any]:
     return differentiate
 
 
+def _naming(name: str, backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call that computes an operator's gradient, so that a refusal of a second one names the operator."""
+
+    def call(*values: Any) -> Any:
+        token = _gradient_of.set(name)
+        try:
+            return backward(*values)
+        finally:
+            _gradient_of.reset(token)
+
+    return call
+
+
 def _has_tangent(tensor: Any) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None
 
@@ -146,13 +167,15 @@ def _has_tangent(tensor: Any) -> bool:
 def _refusing(schema: Schema) -> Callable[..., Any]:
     """Return what runs an operator whose results refuse to be differentiated."""
     name = schema.declaration.name
-    call = _functional(schema, partial(_below_autograd, overload(name)))
+    call = _functional(schema, partial(_within_function, overload(name)))
 
     def run_forward(ctx: Any, values: tuple[Any, ...], *inputs: Any) -> Any:
+        of = _gradient_of.get()
+        ctx.refusal = f"{of} has no second derivative" if of else f"{name} has no derivative: it is one itself"
         return call(*values)
 
     def run_backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(f"{name} has no derivative: it is a gradient itself, and there are no second ones")
+        raise RuntimeError(ctx.refusal)
 
     methods = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
     function = type(torch.autograd.Function)(name, (torch.autograd.Function,), methods)

@@ -1,129 +1,194 @@
-"""The operators under vmap: one launch for a whole batch where each row is computed alone, a loop where not."""
+"""The operators under torch.vmap: one launch for the whole batch where that is right, or one for each example."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..arguments import Array, Input, Update
-from .fakes import absent
-from .schema import Schema
+from ..declaration import Declaration
+from .schema import Made, Schema
 
-__all__ = ["batching_rule"]
+__all__ = ["batched"]
 
 
-def batching_rule(schema: Schema, operator: Callable[[], Any]) -> Callable[..., Any]:
-    """Return the rule of an operator, as `torch.library.register_vmap` takes it.
+def batched(schema: Schema, operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator's rule for batches, as `torch.library.register_vmap` takes it.
 
     Parameters
     ----------
     schema : Schema
         The operator's.
     operator : callable
-        Returns it.
+        The operator itself, which is called with whole batches or with examples.
     """
+    declaration = schema.declaration
+    arrays = [(at, one) for at, one in enumerate(declaration.arguments) if isinstance(one, (Input, Update))]
+    of_rows = frozenset(at for at, one in arrays if _leads(declaration, one))
+    batch = _Batch(schema, of_rows)
 
-    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        call = _Call(schema, info.batch_size, in_dims, arguments)
-        found = call.in_one(operator()) if call.fits_in_one() else call.one_by_one(operator())
-        dims = tuple(0 if wanted else None for wanted in call.wanted)
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        values = schema.values(arguments)
+        # Each batched array with its batch in front.
+        moved = {
+            at: values[at].movedim(dim, 0) if dim else values[at]
+            for at, dim in zip(schema.taken, in_dims, strict=False)
+            if isinstance(dim, int)
+        }
+        wanted = [one for one in schema.made if one.is_wanted(values)]
+        alone = any(_is_of_all_rows(declaration, one) for one in wanted) or not of_rows.issuperset(moved)
+        whole = None if alone else batch.whole(info.batch_size, moved, values)
+        if whole is None:
+            found = _one_by_one(schema, operator, info.batch_size, moved, values)
+        else:
+            found = batch.call(operator, whole, wanted)
+        dims = tuple(0 if one in wanted else None for one in schema.made)
         return (found, dims) if len(dims) > 1 else (found[0], dims[0])
 
     return rule
 
 
-class _Call:
-    """A call whose tensors have one dimension more, at `dims`."""
+def _leads(declaration: Declaration, array: Array) -> bool:
+    return declaration.shapes(array)[0].leading
 
-    def __init__(self, schema: Schema, batch: int, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> None:
-        self._schema, self._batch = schema, batch
-        self._values = schema.values(arguments)
-        self._dims: list[int | None] = [None] * len(self._values)
-        for at, dim in zip(schema.taken, in_dims, strict=False):
-            self._dims[at] = dim
-        self.wanted = [one.is_wanted(self._values) for one in schema.made]
-        self._arrays = [
-            (at, argument)
-            for at, argument in enumerate(schema.declaration.arguments)
-            if isinstance(argument, (Input, Update)) and self._values[at] is not None
-        ]
-        self._ndim = self._ndim_of(0)  # of one example's rows
 
-    def _ndim_of(self, at: int) -> int:
-        """Return how many dimensions an example's array has."""
-        return int(self._values[at].ndim) - (self._dims[at] is not None)
+def _is_of_all_rows(declaration: Declaration, one: Made) -> bool:
+    """Whether something that an operator returns depends on all rows, such as a sum over them."""
+    shape_of = getattr(one.array, "shape_of", "")
+    return isinstance(one.array, Update) or bool(shape_of) or not _leads(declaration, one.array)
 
-    def _is_of_rows(self, array: Array) -> bool:
-        return self._schema.declaration.shapes(array)[0].leading
 
-    def fits_in_one(self) -> bool:
-        """Whether the batch is no more than another dimension of the rows."""
-        declaration = self._schema.declaration
-        for one, wanted in zip(self._schema.made, self.wanted, strict=True):
-            # A sum over the rows of each example, or the shape of what is broadcast.
-            of_rows = self._is_of_rows(one.array) and not getattr(one.array, "shape_of", "")
-            if wanted and (isinstance(one.array, Update) or not of_rows):
-                return False
-        for at, array in self._arrays:
-            if self._is_of_rows(array):
-                continue
-            if self._dims[at] is not None:
-                return False
-            # It must not name a dimension that an example does not have: the batch would be taken for it.
-            for shape in declaration.shapes(array):
-                named = [declaration.symbols.index(size.symbol) for size in shape.sizes if size.symbol]
-                if len(shape.sizes) == self._ndim_of(at) and max(named, default=0) >= self._ndim:
-                    return False
-        return True
+# ---- One launch for the whole batch ----------------------------------------------------------------------------------
 
-    def in_one(self, operator: Any) -> tuple[Any, ...]:
-        """Call the operator once: the batch is the first dimension of all rows."""
-        values = list(self._values)
-        for at, array in self._arrays:
-            if self._is_of_rows(array):
-                values[at] = self._broadcast(at) if getattr(array, "broadcast", False) else self._rows(at)
-        found = operator(*[values[at] for at in self._schema.taken])
-        return found if isinstance(found, tuple) else (found,)
 
-    def _first(self, at: int) -> Any:
-        """Return an array whose first dimension is the batch."""
-        value, dim = self._values[at], self._dims[at]
-        return value.expand(self._batch, *value.shape) if dim is None else value.movedim(dim, 0)
+class _Batch:
+    """An operator's call with a whole batch, whose examples are rows among others."""
 
-    def _rows(self, at: int) -> Any:
-        # Two strides are enough where nothing was moved.
-        return (
-            self._first(at)
-            if self._dims[at] in (None, 0) and self._ndim_of(at) == self._ndim
-            else (self._first(at).contiguous())
-        )
+    def __init__(self, schema: Schema, of_rows: frozenset[int]) -> None:
+        declaration = schema.declaration
+        arguments = declaration.arguments
+        self._schema, self._symbols = schema, declaration.symbols
+        self._broadcast = [at for at in sorted(of_rows) if getattr(arguments[at], "broadcast", False)]
+        one_shape = [(at, arguments[at]) for at in sorted(of_rows) if at not in self._broadcast]
+        # Arrays with a number for each row are contiguous.
+        self._rows = [at for at, one in one_shape if isinstance(one, Array) and declaration.shapes(one)[0].sizes]
+        self._numbers = [at for at, _ in one_shape if at not in self._rows]
+        arrays = [(at, one) for at, one in enumerate(arguments) if isinstance(one, Input) and at not in of_rows]
+        self._shared = [(at, declaration.shapes(one)) for at, one in arrays]
 
-    def _broadcast(self, at: int) -> Any:
-        """Return an array that is broadcast to the rows."""
-        named = len(self._schema.declaration.symbols)
-        if self._dims[at] is None and self._ndim_of(at) <= named:
-            return self._values[at]  # dimensions are counted from the last one
-        first = self._first(at)
-        missing = [1] * (self._ndim - self._ndim_of(at))
-        aligned = first.reshape(self._batch, *missing, *first.shape[1:])
-        # Those before the named ones must have one stride together.
-        before = self._first(0).shape[: max(1, 1 + self._ndim - named)]
-        return aligned.expand(*before, *aligned.shape[len(before) :]).contiguous()
+    def whole(self, size: int, moved: dict[int, Any], values: list[Any]) -> tuple[list[Any], int] | None:
+        """Return the arguments for the whole batch, and how many dimensions of size 1 these have behind it.
 
-    def one_by_one(self, operator: Any) -> tuple[Any, ...]:
-        """Call the operator for each example."""
+        None: the shapes of an example do not fit together, of which its own call tells.
+        """
+        whole = list(values)
+        for at in (*self._rows, *self._numbers, *self._broadcast):
+            if at in moved:
+                whole[at] = moved[at]
+            elif values[at] is not None:
+                whole[at] = values[at].expand(1 if at in self._broadcast else size, *values[at].shape)
+        rows = [at for at in self._rows if whole[at] is not None]
+        numbers = [at for at in self._numbers if whole[at] is not None]
+        broadcast = [at for at in self._broadcast if whole[at] is not None]
+        example = whole[0].shape[1:]
+        if not all(whole[at].ndim > 1 and whole[at].shape[1:-1] == example[:-1] for at in rows):
+            return None
+        if not all(_broadcasts(whole[at].shape[1:], example) for at in broadcast):
+            return None
 
-        def example(at: int, number: int) -> Any:
-            value, dim = self._values[at], self._dims[at]
-            return value if dim is None else value.select(dim, number)
+        # The batch must not be taken for a dimension that has a name.
+        named = len(self._symbols)
+        missing = max(0, named - len(example))
+        if missing and self._names(whole, frozenset(self._symbols[-missing:])):
+            return None
+        for at in (*rows, *numbers):
+            whole[at] = _behind_batch(whole[at], missing)
+        extents = whole[0].shape
+        # What calls take: leading dimensions that collapse to two strides, for all arrays alike.
+        if _strides_left([whole[at] for at in rows], extents[:-1]) > 2 or any(whole[at].stride(-1) != 1 for at in rows):
+            rows, numbers = [], [*rows, *numbers]
+        for at in numbers:
+            whole[at] = whole[at].contiguous()
+        for at in broadcast:
+            array = _behind_batch(whole[at], len(extents) - whole[at].ndim)
+            # And of these, those before the named ones, to one.
+            leading = extents[: len(extents) - named]
+            if _strides_left([array], leading) > 1:
+                array = array.expand(*leading, *array.shape[len(leading) :])
+                array = array.clone(memory_format=torch.contiguous_format)
+            whole[at] = array if array.stride(-1) == 1 else array.contiguous()
+        return whole, missing
 
-        found = []
-        for number in range(self._batch):
-            made = operator(*[example(at, number) for at in self._schema.taken])
-            found.append(made if isinstance(made, tuple) else (made,))
+    def _names(self, values: list[Any], symbols: frozenset[str]) -> bool:
+        """Whether the shape of what all rows share names any of these dimensions."""
+        given = [(values[at].ndim, shapes) for at, shapes in self._shared if values[at] is not None]
+        sizes = [size for ndim, shapes in given for shape in shapes if len(shape.sizes) == ndim for size in shape.sizes]
+        return not symbols.isdisjoint(size.symbol for size in sizes)
+
+    def call(self, operator: Callable[..., Any], whole: tuple[list[Any], int], wanted: list[Made]) -> tuple[Any, ...]:
+        """Call the operator, and return its results with the batch in front."""
+        values, missing = whole
+        found = _called(self._schema, operator, values)
+        if not missing:
+            return found
+        inserted = tuple(range(1, 1 + missing))
         return tuple(
-            torch.stack(of_each) if wanted else absent(one, self._values[0])
-            for one, wanted, of_each in zip(self._schema.made, self.wanted, zip(*found, strict=True), strict=True)
+            result.squeeze(inserted) if one in wanted else result
+            for one, result in zip(self._schema.made, found, strict=True)
         )
+
+
+def _behind_batch(array: Any, count: int) -> Any:
+    """Return an array with so many dimensions of size 1 behind its first."""
+    for _ in range(count):
+        array = array.unsqueeze(1)
+    return array
+
+
+def _broadcasts(own: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether an array can be broadcast to a shape along dimensions before the last."""
+    if not 1 <= len(own) <= len(shape):
+        return False
+    return all(one in (1, other) for one, other in zip(own, shape[len(shape) - len(own) :], strict=True))
+
+
+def _strides_left(arrays: list[Any], extents: Sequence[int]) -> int:
+    """Return to how many strides leading dimensions collapse, for all arrays alike, which are broadcast to them."""
+    left, next_ones = 0, [-1]
+    for dimension in reversed(range(len(extents))):
+        if extents[dimension] == 1:
+            continue
+        strides = [0 if array.shape[dimension] == 1 else array.stride(dimension) for array in arrays]
+        left += strides != next_ones
+        next_ones = [stride * extents[dimension] for stride in strides]
+    return left
+
+
+# ---- One launch for each example -------------------------------------------------------------------------------------
+
+
+def _called(schema: Schema, operator: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
+    found = operator(*[values[at] for at in schema.taken])
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _one_by_one(
+    schema: Schema, operator: Callable[..., Any], size: int, moved: dict[int, Any], values: list[Any]
+) -> tuple[Any, ...]:
+    """Call the operator with each example, and return the results with the batch in front."""
+    if size == 0:
+        # One example of zeros, whose results are left out: they say the shapes, and have gradients.
+        moved = {at: torch.cat([array, array.new_zeros(1, *array.shape[1:])]) for at, array in moved.items()}
+    found = []
+    for example in range(max(1, size)):
+        given = list(values)
+        for at, array in moved.items():
+            given[at] = array[example].contiguous()
+        found.append(_called(schema, operator, given))
+    stacked = tuple(
+        torch.stack(results) if one.is_wanted(values) else results[0]
+        for one, results in zip(schema.made, zip(*found, strict=True), strict=True)
+    )
+    return stacked if size else tuple(one[:0] for one in stacked)
