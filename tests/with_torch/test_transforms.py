@@ -153,6 +153,14 @@ def test_sums_over_rows_are_those_of_each_example(name):
     check(of_tensors(name, given, **flags), in_dims, *batched.values(), count=BATCH if has_sums else 1)
 
 
+@pytest.mark.parametrize("name", ["softmax_backward", "log_softmax_backward"])
+def test_gradients_of_masks_are_those_of_each_example(name):
+    dy, y, mask = torch.randn(BATCH, 2, 4, 33), torch.rand(BATCH, 2, 4, 33), torch.randn(4, 33)
+    function = of_tensors(name, {"dy": dy, "y": y, "mask": mask})
+    check(function, (0, 0, None), dy, y, mask, count=BATCH)
+    check(function, (0, 0, 0), dy, y, batch_of(mask, 0), count=BATCH)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_of_what_all_rows_share_are_a_call_for_each(name):
     given = tensors(name, (2,))
@@ -261,7 +269,10 @@ def test_updates_are_those_of_each_example():
     for number in range(BATCH):
         assert torch.equal(rows[number], quantized(x[number], scale[number], expected[number]))
     assert torch.equal(found, expected) and found.unique().numel() == BATCH
-    # What there is one of for all examples would be another for each.
+    # What there is one of for all examples becomes another for each.
+    operator = torch.ops.transformer_rtc.rms_norm
+    amax = vmap(lambda a: operator(a, out_dtype=torch.float8_e4m3fn, scale=scale[0], amax=torch.zeros(1))[2])(x)
+    torch.testing.assert_close(amax[:, 0], torch.stack([transformer_rtc.rms_norm(one).abs().max() for one in x]))
     with pytest.raises(RuntimeError, match="vmap: inplace"):
         vmap(quantized, in_dims=(0, None, None))(x, scale[0], torch.zeros(1))
 

@@ -56,8 +56,7 @@ def _leads(declaration: Declaration, array: Array) -> bool:
 
 def _is_of_all_rows(declaration: Declaration, one: Made) -> bool:
     """Whether something that an operator returns depends on all rows, such as a sum over them."""
-    shape_of = getattr(one.array, "shape_of", "")
-    return isinstance(one.array, Update) or bool(shape_of) or not _leads(declaration, one.array)
+    return bool(getattr(one.array, "shape_of", "")) or not _leads(declaration, one.array)
 
 
 # ---- One launch for the whole batch ----------------------------------------------------------------------------------
