@@ -89,7 +89,7 @@ def _with_dtensor() -> None:
     register()
 
 
-# None is imported for this: a process without torch never needs it, and an eager one of one rank none of the others.
+# None of the three is imported for this: an eager process of one rank needs no more than torch.
 _when_imported("torch", _with_torch)
 _when_imported("torch._dynamo", _with_dynamo)
 _when_imported("torch.distributed.tensor", _with_dtensor)

@@ -97,7 +97,7 @@ def rms_norm(
         For an output of float8: y is multiplied by it before it is rounded.
     amax : array of one float32, optional
         For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
-        NaN if there is one.
+        NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
     scale_inv : array of one float32, optional
         Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
     row_scaling : bool
@@ -204,7 +204,7 @@ def layer_norm(
         For an output of float8: y is multiplied by it before it is rounded.
     amax : array of one float32, optional
         For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
-        NaN if there is one.
+        NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
     scale_inv : array of one float32, optional
         Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
     row_scaling : bool
@@ -325,7 +325,7 @@ def add_rms_norm(
         For an output of float8: y is multiplied by it before it is rounded.
     amax : array of one float32, optional
         For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
-        NaN if there is one.
+        NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
     scale_inv : array of one float32, optional
         Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
     row_scaling : bool
@@ -444,7 +444,7 @@ def add_layer_norm(
         For an output of float8: y is multiplied by it before it is rounded.
     amax : array of one float32, optional
         For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
-        NaN if there is one.
+        NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
     scale_inv : array of one float32, optional
         Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
     row_scaling : bool

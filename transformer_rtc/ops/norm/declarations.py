@@ -80,7 +80,7 @@ _SCALING = (
         (FLOAT32,),
         over_rows="max",
         doc="""For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the
-        scale; NaN if there is one.""",
+        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.""",
     ),
     Update(
         "scale_inv",
