@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 import warnings
@@ -20,7 +19,7 @@ def when_imported(name: str, action: Callable[[], object]) -> None:
 
     What the action raises becomes a warning, as the module's importer did not ask for it.
     """
-    if name in sys.modules:
+    if sys.modules.get(name) is not None:  # None forbids the import
         importlib.import_module(name)  # another thread may be in the middle of it
         _act(name, action)
     else:
@@ -79,8 +78,8 @@ class _Loader(Loader):
         if action is not None:
             _act(name, action)
         if not self._waiting:
-            with contextlib.suppress(ValueError):
-                sys.meta_path.remove(_finder)
+            # A new list: another thread may be walking through this one.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not _finder]
 
 
 _finder = _Finder()

@@ -123,7 +123,7 @@ def any_array(*shape: int) -> Rows:
         (r"must have no mask; pass its \.filled\(\)", np.ma.MaskedArray(np.ones(shape, np.float32))),
         ("must have strides that are multiples of its elements' size", packed),
         ("must be aligned to its elements of 4 bytes", Stub(shape, offset=1), Stub(shape, offset=2)),
-        ("has elements but no memory: it was freed, or it has none", Stub(shape, memory=False)),
+        ("has elements, but no memory", Stub(shape, memory=False)),
     ]  # fmt: skip
 
 

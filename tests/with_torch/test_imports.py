@@ -93,3 +93,10 @@ def test_an_import_goes_on_whatever_waits_for_it(tmp_path):
 def test_the_package_alone_imports_no_torch():
     script = "import sys, transformer_rtc\nprint(sorted(name for name in sys.modules if name.startswith('torch')))"
     assert output(script) == "[]"
+
+
+def test_a_package_that_may_not_be_imported_is_not_waited_for():
+    assert (
+        output("import sys\nsys.modules['torch'] = None\nimport transformer_rtc as t\nprint(t.__name__)")
+        == "transformer_rtc"
+    )

@@ -81,6 +81,10 @@ def test_a_negated_view_has_its_sign(torch):
     assert rms_norm(x, view[0]).equal(rms_norm(x, right[0]))
     assert add_rms_norm(x, view)[1].equal(x + right)
     assert rms_norm_backward(view, x).equal(rms_norm_backward(right, x))
+    dense = torch.randn(4, 64, dtype=torch.complex64).conj().imag.as_strided((4, 64), (128, 1))
+    assert dense.is_neg() and rms_norm(dense).equal(rms_norm(dense.clone()))
+    with torch.device("meta"):
+        assert rms_norm(torch.empty(0, 64, device="cpu")).device.type == "cpu"
     with pytest.raises(ArgumentError, match=r"^rms_norm: out is written in place.* and out requires grad"):
         rms_norm(x, out=view.detach().requires_grad_())
 
@@ -158,7 +162,7 @@ def test_what_is_written_through_an_operator_has_another_version(torch):
 def test_a_freed_storage_is_refused(torch):
     x = torch.randn(4, 64)
     x.untyped_storage().resize_(0)
-    with pytest.raises(ArgumentError, match=r"^rms_norm: x has elements but no memory: it was freed, or it has none$"):
+    with pytest.raises(ArgumentError, match=r"^rms_norm: x has elements, but no memory$"):
         rms_norm(x)
 
 

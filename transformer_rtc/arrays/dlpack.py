@@ -31,8 +31,8 @@ class Asked(NamedTuple):
     transforms : tuple of callable
         Whether calls are traced, or transformed.
     of_gradients : callable
-        The same, of a call whose gradient is recorded. Others of a function's transforms have tensors without memory,
-        which the native call cannot take, or are of no tensor of the call.
+        The same, of a call whose gradient is recorded. Tensors of other transforms of functions have no memory that the
+        native call could take: it leaves them to the slow call, which always asks.
     levels, level : dict and str
         As `transforms`, where this number of that dictionary is not negative.
     """

@@ -79,7 +79,7 @@ class Torch(Framework):
     def from_host(self, array: np.ndarray[Any, Any], dtype: int) -> object:
         torch = sys.modules["torch"]
         if array.size == 0:  # whose strides numpy makes zeros
-            return torch.empty(array.shape, dtype=getattr(torch, DTYPES[dtype].name))
+            return torch.empty(array.shape, dtype=getattr(torch, DTYPES[dtype].name), device="cpu")
         signed = array.view(np.int16) if dtype == BFLOAT16.id else array
         return torch.from_numpy(signed).view(getattr(torch, DTYPES[dtype].name))
 
@@ -87,7 +87,7 @@ class Torch(Framework):
 def _is_more_than_memory(array: Any) -> bool:
     """Whether a tensor's elements are not those in its memory, or it has none."""
     torch = sys.modules["torch"]
-    if is_wrapped(type(array)) or array.device.type == "meta" or array.is_neg():
+    if is_wrapped(type(array)) or array.device.type == "meta" or array.is_neg() or array._is_zerotensor():
         return True
     # One of a batch of gradients (is_grads_batched) has no mark but this.
     dense = array.layout == torch.strided and array.device.type in ("cuda", "cpu")

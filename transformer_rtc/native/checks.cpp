@@ -84,7 +84,7 @@ void Operator::check_view(const Array& array, const View& view, const View& firs
   if (view.size() > 0 && reinterpret_cast<uintptr_t>(view.data) % dtype_bytes(view.dtype) != 0) {
     refuse(name, "must be aligned to its elements of " + std::to_string(dtype_bytes(view.dtype)) + " bytes");
   }
-  if (view.size() > 0 && view.data == nullptr) refuse(name, "has elements but no memory: it was freed, or it has none");
+  if (view.size() > 0 && view.data == nullptr) refuse(name, "has elements, but no memory");
   if (array.written && view.read_only) refuse(name, "is read-only");
 
   if (array.placement == Placement::rows) return check_rows(array, view, first, layout);

@@ -72,7 +72,9 @@ class Chosen {
     PyObject* current = nullptr;
     if (PyContextVar_Get(variable, nullptr, &current) != 0) throw PythonErrorSet{};
     const py::object held = py::reinterpret_steal<py::object>(current);
-    if (PyLong_AsLong(current) != PyLong_AsLong(implementation)) token_ = PyContextVar_Set(variable, implementation);
+    if (PyLong_AsLong(current) == PyLong_AsLong(implementation)) return;
+    token_ = PyContextVar_Set(variable, implementation);
+    if (token_ == nullptr) throw PythonErrorSet{};
   }
   Chosen(const Chosen&) = delete;
   Chosen& operator=(const Chosen&) = delete;
@@ -175,13 +177,14 @@ void Gradient::keep(PyObject* context, ForwardSteps& steps, const Handed& handed
     steps.kept = py::make_tuple(dtypes, numbers, of[0], steps.is_needed, steps.is_given);
     steps.kept_of = std::move(of);
   }
-  if (PyObject_SetAttr(context, kept.object, steps.kept.ptr()) != 0) throw PythonErrorSet{};
+  const py::object held = steps.kept;  // a collection of garbage may run other calls meanwhile
+  if (PyObject_SetAttr(context, kept.object, held.ptr()) != 0) throw PythonErrorSet{};
 }
 
 PyObject* Gradient::forward(PyObject* const* arguments, Py_ssize_t count) {
   static const Name materialize("set_materialize_grads"), non_differentiable("mark_non_differentiable"),
       save_for_backward("save_for_backward");
-  if (count < 2) throw_argument_error("autograd calls this");
+  if (count < 2) throw_argument_error("only autograd calls this");
   PyObject* context = arguments[0];
   const auto* handed = static_cast<const Handed*>(PyCapsule_GetPointer(arguments[1], kHandedCapsule));
   if (handed == nullptr) throw PythonErrorSet{};
@@ -249,7 +252,7 @@ const Gradient::BackwardSteps& Gradient::backward_steps(PyObject* is_needed, PyO
 
 PyObject* Gradient::backward(PyObject* const* arguments, Py_ssize_t count) {
   static const Name saved_tensors("saved_tensors"), dtype("dtype"), kept("kept"), contiguous("contiguous"), to("to");
-  if (count < 1) throw_argument_error("autograd calls this");
+  if (count < 1) throw_argument_error("only autograd calls this");
   PyObject* context = arguments[0];
   const py::object all = attribute(context, kept);
   PyObject *dtypes = PyTuple_GET_ITEM(all.ptr(), 0), *numbers = PyTuple_GET_ITEM(all.ptr(), 1);

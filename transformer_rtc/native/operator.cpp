@@ -176,6 +176,10 @@ PyObject* Operator::call(PyObject* const* arguments, Py_ssize_t count, bool dire
     if (tensor.dtype.lanes != 1) refuse(argument.called, "must not have a vector data type");
     call.views[index] = view_of(tensor);
     call.objects[index] = object;
+    if (tensor.data == nullptr && call.views[index].size() > 0) {  // the slow call knows which tensors have no memory
+      slow = true;
+      break;
+    }
   }
   if (slow) {
     py::tuple all(count);
@@ -218,11 +222,7 @@ bool Operator::transforms(const Call& call, const Asked& asked) const {
   }
   static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
   for (size_t i = 0; i < arrays_.size(); ++i) {
-    // A negated view is the imaginary part of complex numbers, whose elements are two apart.
-    const View& view = call.views[i];
-    const bool dense =
-        view.ndim > 0 && view.last() > 1 && (view.strides == nullptr || view.strides[view.ndim - 1] == 1);
-    if (call.objects[i] == nullptr || dense) continue;
+    if (call.objects[i] == nullptr) continue;
     const py::object answer = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(call.objects[i], is_neg));
     if (!answer) throw PythonErrorSet{};
     if (answer.ptr() == Py_True) return true;
