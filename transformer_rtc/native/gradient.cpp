@@ -320,6 +320,7 @@ py::object entry(const py::object& self, const char* name) {
   static PyMethodDef definition = {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_gradient<method>)),
                                    METH_FASTCALL, nullptr};
   const py::capsule capsule(static_cast<const void*>(self.cast<Gradient*>()), kGradientCapsule);
+  // This reference is never given up: operators keep a plain pointer to their Gradient.
   PyCapsule_SetContext(capsule.ptr(), py::object(self).inc_ref().ptr());
   return owned(PyCFunction_New(&definition, capsule.ptr()));
 }

@@ -37,8 +37,8 @@ class Operator {
   // - gradient(*arguments) -> result records a gradient, where an array requires one, until there is a recorder; None:
   //   such a call is refused
   // - dispatch(*arguments) -> result, where a framework does more with a call than run it: traces or transforms it
-  // - framework_of(type, argument) -> (DLPack exchange API capsule or None, whether arrays of the type are wrapped: all
-  //   calls with them are dispatched, what the framework is asked or None: `Asked`)
+  // - framework_of(type, argument) -> a tuple of three: the DLPack exchange API's capsule, or None; whether every call
+  //   with arrays of the type is dispatched; what is asked at each call (the fields of `Asked`), or None
   // - implementation: a context variable holding a small int
   // Where there are `buckets`, ascending, a plan is for every number of columns up to one of them, and is asked for
   // with that; the last one is kMostColumns.
@@ -59,7 +59,7 @@ class Operator {
   void ask_for(int argument, Call& call) const;
 
   const std::string& name() const { return name_; }
-  // From now on it is this that is called where an array requires a gradient; it lives as long.
+  // Calls with an array that requires a gradient go to the recorder, which must outlive this operator.
   void set_recorder(Recorder* recorder) { recorder_ = recorder; }
   size_t argument_count() const { return arguments_.size(); }
   // Fills the call with what the arguments that are no arrays say. values.cpp
