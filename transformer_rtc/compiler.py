@@ -1,4 +1,4 @@
-"""A program's text -> machine code, through NVRTC. The only file that opens libnvrtc."""
+"""A program's text -> machine code: which NVRTC is opened, when, and what it is asked for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPORT = "-Xptxas=-v"
 # Where there is a driver, NVRTC of this version and later keeps a cache of its own, which has no logs.
 _CACHING = (12, 9)
 
-# Where NVRTC comes from, by the major version of the bindings, which decides the library that they open.
+# Where NVRTC comes from, by the major version of the bindings, which decides which one is opened.
 _DISTRIBUTIONS = {"12": "nvidia_cuda_nvrtc_cu12", "13": "nvidia_cuda_nvrtc"}
 _INSTALL = "pip install 'transformer_rtc[cu12]' (or [cu13] for a driver of CUDA 13)"
 
@@ -145,50 +145,45 @@ def compiler_identity() -> str:
     raise CompilerNotFoundError(f"a kernel must be compiled, and NVRTC {major} is not installed: {_INSTALL}")
 
 
-class _Nvrtc:
+def _library(major: str) -> str:
+    """Return the path of the NVRTC that `compiler_identity` names."""
+    import glob
+
+    found = _installed_version(_DISTRIBUTIONS[major])
+    if found:
+        for path in glob.glob(f"nvidia/*/lib/libnvrtc.so.{major}", root_dir=found[1]):
+            return os.path.join(found[1], path)
+    for path in _libraries(major):
+        return path
+    # The wheel's files are elsewhere. Its import takes longer than most compiles, so it comes last.
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    return str(load_nvidia_dynamic_lib("nvrtc").abs_path)
+
+
+class _Opened:
     """NVRTC, opened."""
 
     def __init__(self) -> None:
         major = _bindings_major()
-        found = _installed_version(_DISTRIBUTIONS[major])
         try:
-            import ctypes
-            import glob
+            from .nvrtc import Nvrtc  # with ctypes: most processes compile nothing
 
-            from cuda.bindings import nvrtc
-            from cuda.pathfinder import load_nvidia_dynamic_lib
-
-            # The one that the identity names: the bindings look only in site-packages, where a build environment and
-            # PYTHONPATH are not, and take what is open already.
-            if found:
-                for library in glob.glob(os.path.join(found[1], "nvidia", "*", "lib", f"libnvrtc.so.{major}")):
-                    # NVRTC 13.0 opens this one by its name, and does not look beside itself.
-                    for builtins in glob.glob(f"{os.path.dirname(library)}/libnvrtc-builtins.so.{major}.*"):
-                        ctypes.CDLL(builtins)
-                    ctypes.CDLL(library)
-            path = load_nvidia_dynamic_lib("nvrtc").abs_path
-            _, *version = nvrtc.nvrtcVersion()
-        except (ImportError, OSError, RuntimeError) as error:
+            path = _library(major)
+            self.nvrtc = Nvrtc(path)
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:
             raise CompilerNotFoundError(
                 f"a kernel must be compiled, and NVRTC cannot be opened: {error}. {_INSTALL}"
             ) from error
-        self.nvrtc = nvrtc
-        self.version = ".".join(map(str, version))
-        self.caches = tuple(version) >= _CACHING
-        _, self.architectures = nvrtc.nvrtcGetSupportedArchs()
-        if (
-            path
-            and found
-            and os.path.realpath(path).startswith(found[1] + os.sep)
-            and found[0].startswith(self.version)
-        ):
+        self.version = ".".join(map(str, self.nvrtc.version))
+        self.caches = self.nvrtc.version >= _CACHING
+        found = _installed_version(_DISTRIBUTIONS[major])
+        # An installation may consist of links to files that are elsewhere.
+        is_of = found and any(each.startswith(found[1] + os.sep) for each in (path, os.path.realpath(path)))
+        if found and is_of and found[0].startswith(f"{self.version}."):
             self.identity = f"{_DISTRIBUTIONS[major]} {found[0]}"
         else:
-            self.identity = file_identity(path) if path else f"nvrtc {self.version}"
-
-    def check(self, result: object, what: str) -> None:
-        if result != self.nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise RuntimeError(f"{what}: {result!r}")
+            self.identity = file_identity(path)
 
 
 _STOP_SECONDS = 60.0  # longer than any compile; who imports what a compile imports, and forks, must not wait for ever
@@ -250,14 +245,14 @@ def is_stopped() -> bool:
 os.register_at_fork(before=_compiling.stop, after_in_parent=_compiling.go_on, after_in_child=_compiling.go_on_in_child)
 atexit.register(_compiling.stop)
 _opening = threading.Lock()
-_opened: _Nvrtc | None = None
+_opened: _Opened | None = None
 
 
-def _open() -> _Nvrtc:
+def _open() -> _Opened:
     global _opened
     with _opening:
         if _opened is None:
-            _opened = _Nvrtc()
+            _opened = _Opened()
         return _opened
 
 
@@ -323,43 +318,22 @@ def compile_program(
         )
     with _compiling:
         opened = _open()
-        nvrtc, known = opened.nvrtc, opened.architectures
+        known = opened.nvrtc.architectures
         newest = max((other for other in known if other <= architecture), default=architecture)
         kind = "ptx" if ptx or newest != architecture else "cubin"
         target = f"compute_{newest}" if kind == "ptx" else f"sm_{architecture}"
         all_options = (f"--gpu-architecture={target}", *OPTIONS, *options)
         if REPORT in options and opened.caches:
             all_options += ("--no-cache",)
-        result, handle = nvrtc.nvrtcCreateProgram(
-            program.encode(),
-            # NVRTC looks for includes beside the program too: there is nothing in this folder.
-            f"/nonexistent/{symbol}.cu".encode(),
-            len(headers),
-            [text.encode() for text in headers.values()],
-            [name.encode() for name in headers],
-        )
-        opened.check(result, "nvrtcCreateProgram")
-        try:
-            (compiled,) = nvrtc.nvrtcCompileProgram(
-                handle, len(all_options), [option.encode() for option in all_options]
-            )
-
-            def read(size: object, get: object) -> bytes:
-                result, count = size(handle)  # type: ignore[operator]
-                opened.check(result, "NVRTC")
-                data = b"\0" * int(count)
-                (result,) = get(handle, data)  # type: ignore[operator]
-                opened.check(result, "NVRTC")
-                return data
-
-            log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0").decode(errors="replace")
-            if compiled != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        # NVRTC looks for includes beside the program too: there is nothing in this folder.
+        with opened.nvrtc.program(program, f"/nonexistent/{symbol}.cu", headers) as made:
+            refused = made.compile(all_options)
+            log = made.log()
+            if refused:
                 raise CompileError(
-                    symbol, all_options, program, log or repr(compiled), {**versions(), "nvrtc": opened.version}
+                    symbol, all_options, program, log or refused, {**versions(), "nvrtc": opened.version}
                 )
-            text = read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if kind == "ptx" or keep_ptx else b""
+            text = made.ptx() if kind == "ptx" or keep_ptx else b""
             if kind == "ptx":
                 return Compiled(text, kind, log, opened.identity)
-            return Compiled(read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), kind, log, opened.identity, text)
-        finally:
-            nvrtc.nvrtcDestroyProgram(handle)
+            return Compiled(made.cubin(), kind, log, opened.identity, text)
