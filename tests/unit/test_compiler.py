@@ -314,8 +314,8 @@ def test_other_threads_run_while_nvrtc_compiles():
 
     compile_one()  # opens NVRTC
     thread = threading.Thread(target=compile_one)
+    longest, last = 0.0, time.perf_counter()  # start() returns when the thread lets go of the GIL
     thread.start()
-    longest, last = 0.0, time.perf_counter()
     while thread.is_alive():
         time.sleep(0.001)
         now = time.perf_counter()
