@@ -46,6 +46,7 @@ HIDDEN_SIZES = (
 )
 LOADED_SIZES = (1024, 4096, 16384, 65536)
 GPU_REPEAT = 5  # loads of each kernel, and processes of which the first call is timed
+FIRST_COMPILES = 11  # processes of which the first compile is
 TYPES = {"bf16": BFLOAT16, "fp32": FLOAT32}
 
 
@@ -127,6 +128,19 @@ first, second = milliseconds(), milliseconds()
 counts = transformer_rtc.manager.counts
 print(json.dumps({"first_ms": first, "second_ms": second, "compiles": counts["compile"], "loads": counts["load"],
                   "nvrtc_before": before, "nvrtc_after": nvrtc_is_open()}))
+"""
+
+# A new process, too: its first compile opens NVRTC, which the later ones find open.
+FIRST_COMPILE = f"""
+import json, time
+from transformer_rtc import compiler
+
+def milliseconds():
+    start = time.perf_counter()
+    compiler.compile_program("empty", {EMPTY!r}, {{}}, (), 90)
+    return (time.perf_counter() - start) * 1e3
+
+print(json.dumps([milliseconds() for _ in range(6)]))
 """
 
 
@@ -227,17 +241,30 @@ def measure_loads() -> dict[str, Any]:
     return {"architecture": limits.architecture, "kernels": kernels}
 
 
+def in_new_process(script: str, folder: str, **variables: str) -> Any:
+    """Return what a script prints.
+
+    It runs in a folder, because -c imports from the working directory: in a source tree, a package that is not built.
+    """
+    command = [sys.executable, "-c", script]
+    answer = subprocess.run(command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True)
+    if answer.returncode != 0:
+        sys.exit(f"a process that times what it does first failed:\n{answer.stderr}")
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def measure_first_compiles() -> list[list[float]]:
+    """Time empty kernels in new processes: the first one, then others."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [in_new_process(FIRST_COMPILE, folder) for _ in range(FIRST_COMPILES)]
+
+
 def measure_first_calls() -> dict[str, Any]:
     """Time the first call in new processes: one fills the cache, and the others find it full."""
 
     def run(folder: str, on_compile: str) -> dict[str, Any]:
-        changed = {"TRANSFORMER_RTC_CACHE_DIR": folder, "TRANSFORMER_RTC_ON_COMPILE": on_compile}
-        command = [sys.executable, "-c", FIRST_CALL]
-        # In the folder, because -c imports from the working directory: in a source tree, a package that is not built.
-        answer = subprocess.run(command, cwd=folder, env={**os.environ, **changed}, capture_output=True, text=True)
-        if answer.returncode != 0:
-            sys.exit(f"the process that times a first call failed:\n{answer.stderr}")
-        result = json.loads(answer.stdout.splitlines()[-1])
+        settings = {"TRANSFORMER_RTC_CACHE_DIR": folder, "TRANSFORMER_RTC_ON_COMPILE": on_compile}
+        result = in_new_process(FIRST_CALL, folder, **settings)
         assert isinstance(result, dict)
         return result
 
@@ -308,6 +335,15 @@ def summary(measured: dict[str, Any]) -> list[tuple[object, ...]]:
         median = statistics.median(medians.values())
         rows.append((name, len(kernels), f"{median:.1f}", f"{medians[worst]:.1f}", worst, spilling))
     return rows
+
+
+def print_first_compiles(found: list[list[float]]) -> None:
+    milliseconds = statistics.median(times[0] for times in found)
+    ratio = statistics.median(times[0] / statistics.median(times[1:]) for times in found)
+    print(
+        f"first compile of a new process, an empty kernel, NVRTC's opening with it: median {milliseconds:.1f} ms, "
+        f"{ratio:.2f} of its later ones\n"
+    )
 
 
 def print_first_calls(found: dict[str, Any]) -> None:
@@ -388,7 +424,8 @@ def report(result: dict[str, Any], plot_path: str | None) -> None:
     common.print_environment(result["environment"])
     for one in result["compiles"]:
         print_compiles(one, result["gpu"].get("loads"))
-    print(f"the process's first compile, an empty kernel that opened NVRTC: {result['first_compile_ms']:.1f} ms\n")
+    if "first_compiles" in result:  # which older files lack
+        print_first_compiles(result["first_compiles"])
     print_first_calls(result["gpu"])
     print_static(result["static"])
     if plot_path:
@@ -419,8 +456,8 @@ def main() -> None:
     # NVRTC keeps a cache of its own where there is a driver, and would answer a repeated compile from it.
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     result: dict[str, Any] = {"environment": common.environment()}
-    # An empty kernel, and the bindings' import and libnvrtc's opening with it: no later compile pays for those.
-    result["first_compile_ms"], _ = compile_once("empty", EMPTY, 90)
+    result["first_compiles"] = measure_first_compiles()
+    compile_once("empty", EMPTY, 90)  # opens NVRTC
     result["compiles"] = [measure_compiles(arch, arguments.repeat) for arch in arguments.arch or [90]]
     result["gpu"] = measure_on_gpu()
     result["static"] = static.manifest()
