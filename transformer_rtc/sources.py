@@ -12,7 +12,7 @@ _INCLUDE = re.compile(r'\n\s*#\s*include\s*"([^"]+)"')
 
 @cache
 def texts() -> dict[str, str]:
-    """Return every header and kernel source by its name."""
+    """Return every header and kernel source by its name, that of a folder's file with the folder."""
     here = os.path.dirname(os.path.realpath(__file__))
     found = {}
     for name in ("headers", "kernel_sources"):
@@ -20,10 +20,13 @@ def texts() -> dict[str, str]:
         folder = os.path.join(here, name)
         if not os.path.isdir(folder):
             folder = os.path.join(os.path.dirname(here), name)
-        for file in sorted(os.listdir(folder)):
-            if file.endswith((".cu", ".cuh")):
-                with open(os.path.join(folder, file), encoding="utf-8") as text:
-                    found[file] = text.read()
+        for parent, folders, files in os.walk(folder):
+            folders.sort()
+            for file in sorted(files):
+                if file.endswith((".cu", ".cuh")):
+                    path = os.path.join(parent, file)
+                    with open(path, encoding="utf-8") as text:
+                        found[os.path.relpath(path, folder).replace(os.sep, "/")] = text.read()
     return found
 
 

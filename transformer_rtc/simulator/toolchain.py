@@ -189,6 +189,7 @@ def compile_program(
     with tempfile.TemporaryDirectory(prefix="transformer_rtc.") as folder:
         file = f"{symbol[:200]}.cu"
         for name, text in {**headers, **_prelude(), file: f"{program}{exports}\n"}.items():
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
             with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
                 out.write(text)
         flags += [f"-ffile-prefix-map={folder}/=", "-include", "prelude.h", "-I", "."]
