@@ -2,7 +2,7 @@
 // The order is fixed by the configuration and the CTA's threads alone, and every thread gets the same bits.
 #pragma once
 
-#include "ptx.cuh"
+#include "row_reduce.cuh"
 
 namespace trtc {
 
@@ -17,50 +17,6 @@ enum class Exchange {
 template <class Traits>
 constexpr TRTC_DEVICE Exchange exchange_of() {
   return Traits::ctas_per_row == 1 ? Exchange::none : Traits::clusters ? Exchange::cluster : Exchange::grid;
-}
-
-struct Sum {
-  static TRTC_DEVICE float nothing() { return 0.0f; }
-  static TRTC_DEVICE float of(float a, float b) { return a + b; }
-};
-
-// Of values without a sign: they compare as their bits do, and NaN is above infinity.
-struct Maximum {
-  static TRTC_DEVICE float nothing() { return 0.0f; }
-  static TRTC_DEVICE float of(float a, float b) { return float_from_bits(max(bits_from_float(a), bits_from_float(b))); }
-};
-
-// NaN loses.
-struct Largest {
-  static TRTC_DEVICE float nothing() { return float_from_bits(0xff800000u); }
-  static TRTC_DEVICE float of(float a, float b) { return larger(a, b); }
-};
-
-// Over groups of `Lanes` neighbouring lanes (a power of two). Called by whole converged warps.
-template <class Operation, int Lanes>
-TRTC_DEVICE float reduce_lanes(float value) {
-  static_assert(Lanes >= 1 && Lanes <= 32 && (Lanes & (Lanes - 1)) == 0, "a group is a power of two within a warp");
-#pragma unroll
-  for (int distance = Lanes / 2; distance >= 1; distance /= 2) {
-    value = Operation::of(value, shuffle_xor(value, distance));
-  }
-  return value;
-}
-
-// Adds up values, as many as a power of two: each in one of as many groups of neighbouring lanes, whose lanes add up
-// what those in their place in the others have of it. In group i, values[0] is what is left of value i then.
-template <class Operation, int Lanes, int Count>
-TRTC_DEVICE void fold(float (&values)[Count]) {
-  const int lane = thread_index() % Lanes;
-#pragma unroll
-  for (int count = Count / 2, distance = Lanes / 2; count >= 1; count /= 2, distance /= 2) {
-    const bool upper = (lane & distance) != 0;
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      const float given = upper ? values[i] : values[i + count];
-      values[i] = Operation::of(upper ? values[i + count] : values[i], shuffle_xor(given, distance));
-    }
-  }
 }
 
 // Warps of a CTA that share a row: so many, or, `AtMost`, those of the launch.
