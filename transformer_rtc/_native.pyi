@@ -180,6 +180,7 @@ class Plan:
         row_bytes: int = 0,
         turn_bytes: int = 0,
         group_unit: int = 1,
+        vec_size: int = 1,
         whole: int = -1,
     ) -> None: ...
 
@@ -189,8 +190,8 @@ class Operator:
         name: str,
         arguments: Sequence[Argument],
         symbols: Sequence[Symbol],
-        plan: Callable[[int, int, tuple[int, ...], int, bool, bool, int], Plan],
-        check: Callable[[int, int, tuple[int, ...], int, bool, bool, int], int],
+        plan: Callable[[int, int, int, tuple[int, ...], int, bool, bool, int], Plan],
+        check: Callable[[int, int, int, tuple[int, ...], int, bool, bool, int], int],
         slow_call: Callable[[tuple[Any, ...], bool], object],
         gradient: Callable[..., object] | None,
         dispatch: Callable[..., object] | None,

@@ -109,6 +109,7 @@ def _warmup(arguments: argparse.Namespace) -> int:
         architectures=arguments.architecture,
         per_head=arguments.per_head,
         sm_margin=arguments.sm_margin,
+        unaligned=not arguments.whole_rows,
         threads=arguments.threads,
         progress=not arguments.quiet,
         **given,
@@ -391,6 +392,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument("--per-head", action="store_true", help="each head has a weight of its own")
     made.add_argument("--sm-margin", action="store_true", help="calls leave multiprocessors free")
+    made.add_argument("--whole-rows", action="store_true", help="no kernels for unaligned rows beside a call's own")
     made.add_argument("--threads", type=int, metavar="N", help="compiles at a time; by default one for each core")
     made.add_argument("--quiet", action="store_true", help="show no progress")
 

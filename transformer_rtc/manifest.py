@@ -18,7 +18,8 @@ __all__ = ["ManifestEntry", "line", "parse", "read"]
 _MOST_CTAS: int = DeviceLimits._field_defaults["max_ctas_per_row"]
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 _KERNEL_FIELDS = {"kernel", "text", "fields", "options"}
-_FIELDS = {"operator", "dtypes", "columns", "per_head", "margin", "flags", "max_ctas_per_row"}
+_TRUTHS = ("per_head", "margin", "unaligned")
+_FIELDS = {"operator", "dtypes", "columns", *_TRUTHS, "flags", "max_ctas_per_row"}
 
 
 # A line of a manifest: what an operator was asked for, or a caller's own kernel.
@@ -38,6 +39,8 @@ def line(entry: ManifestEntry) -> str:
         "per_head": request.per_head,
         "margin": request.margin,
     }
+    if request.unaligned:
+        fields["unaligned"] = True
     if request.flags:
         fields["flags"] = sorted(request.flags)
     if entry.max_ctas_per_row != _MOST_CTAS:
@@ -74,7 +77,7 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
         return _parse_kernel(fields, refuse)
     if not isinstance(fields, dict) or not {"operator", "dtypes", "columns"} <= fields.keys() <= _FIELDS:
         raise refuse(
-            "it must be an object with operator, dtypes and columns, and perhaps per_head, margin, flags and "
+            f"it must be an object with operator, dtypes and columns, and perhaps {', '.join(_TRUTHS)}, flags and "
             f"max_ctas_per_row; or with {', '.join(sorted(_KERNEL_FIELDS))}; it is {text.strip()[:200]}"
         )
     name, given = fields["operator"], fields["dtypes"]
@@ -87,10 +90,10 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
     for array, dtype in given.items():
         if dtype is not None and not (isinstance(dtype, str) and dtype in _BY_NAME):
             raise refuse(f"the data type of {array} is {dtype!r}; it must be one of {', '.join(_BY_NAME)}")
-    flags = {flag: fields.get(flag, False) for flag in ("per_head", "margin")}
+    truths = {name: fields.get(name, False) for name in _TRUTHS}
     numbers = {"columns": fields["columns"], "max_ctas_per_row": fields.get("max_ctas_per_row", _MOST_CTAS)}
     for field, value, kind in (
-        *((field, value, bool) for field, value in flags.items()),
+        *((field, value, bool) for field, value in truths.items()),
         *((field, value, int) for field, value in numbers.items()),
     ):
         if type(value) is not kind:
@@ -103,7 +106,7 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
         raise refuse(f"flags is {flagged!r}; it must be some of: {', '.join(declaration.flags) or 'none'}")
     try:
         columns = columns_of(name, numbers["columns"])
-        request = Request(name, dtypes, columns, flags["per_head"], flags["margin"], frozenset(flagged))
+        request = Request(name, dtypes, columns, flags=frozenset(flagged), **truths)
         check_request(request)
     except ArgumentError as error:
         raise refuse(str(error)) from None

@@ -195,17 +195,17 @@ class Operator:
         """Return the device that a call of an implementation runs on."""
         return select.device_for(implementation, ordinal, f"{self.declaration.name}: {self.declaration.arrays[0].name}")
 
-    def _check(self, implementation: int, ordinal: int, *asked: Any) -> int:
+    def _check(self, implementation: int, ordinal: int, _vec_size: int, *asked: Any) -> int:
         """Refuse what a plan would be refused for, without a kernel; return how many multiprocessors there are."""
         device = self._where(implementation, ordinal)
         self.declaration.family.check(self._request(*asked))
         return device.multiprocessors
 
-    def _plan(self, implementation: int, ordinal: int, *asked: Any) -> _native.Plan:
-        device, request, family = self._where(implementation, ordinal), self._request(*asked), self.declaration.family
+    def _plan(self, implementation: int, ordinal: int, vec_size: int, *asked: Any) -> _native.Plan:
+        device, whole, family = self._where(implementation, ordinal), self._request(*asked), self.declaration.family
         if select.is_static(implementation, device):
-            entries = family.static(request)
-            usage.observe(Asked(request))
+            entries = family.static(whole)
+            usage.observe(Asked(whole))
             program = family.static_program
             return self._native_plan(
                 [
@@ -215,7 +215,11 @@ class Operator:
             )
         limits = device.limits
         while True:
-            stages = family.specialise(request, limits)
+            stages, request = family.specialise(whole, limits), whole
+            needed = stages[0][1].vec_size
+            if vec_size % needed:
+                request = whole._replace(unaligned=True)
+                stages = family.specialise(request, limits)
             wanted = Asked(request, limits.max_ctas_per_row)
             usage.observe(wanted)
             try:
@@ -226,7 +230,7 @@ class Operator:
                 raise error.asked_by(line(wanted)) from None
             try:
                 return self._native_plan(
-                    [(kernel, spec.params, rule) for kernel, (spec, rule) in zip(loaded, stages, strict=True)]
+                    [(kernel, spec.params, rule) for kernel, (spec, rule) in zip(loaded, stages, strict=True)], needed
                 )
             except LaunchError:
                 # A small GPU, or a part of one, may not hold so many CTAs together.
@@ -235,7 +239,7 @@ class Operator:
                     raise
                 limits = limits._replace(max_ctas_per_row=fewer)
 
-    def _native_plan(self, kernels: Sequence[tuple[Kernel, Params, LaunchRule]]) -> _native.Plan:
+    def _native_plan(self, kernels: Sequence[tuple[Kernel, Params, LaunchRule]], vec_size: int = 1) -> _native.Plan:
         # Operators that share a general kernel fill its parameters from arrays of their own: not kernel.params.
         stages, resident = [], []
         for kernel, params, rule in kernels:
@@ -276,6 +280,7 @@ class Operator:
             row_bytes=rule.row_bytes,
             turn_bytes=rule.turn_bytes,
             group_unit=rule.group_unit,
+            vec_size=vec_size,
             whole=_symbol(self.declaration, rule.whole),
         )
 

@@ -26,6 +26,9 @@ class Request(NamedTuple):
         Whether multiprocessors are to be left free: the launch over rows must be persistent.
     flags : frozenset of str
         The flags that are set.
+    unaligned : bool
+        Whether rows may have any length and begin anywhere. Else every row of every array begins at an aligned address
+        and is whole vectors, of as many elements as the launch rule says.
     """
 
     operator: str
@@ -34,6 +37,7 @@ class Request(NamedTuple):
     per_head: bool
     margin: bool
     flags: frozenset[str] = frozenset()
+    unaligned: bool = False
 
 
 class Asked(NamedTuple):
@@ -85,6 +89,9 @@ class LaunchRule(NamedTuple):
     early : bool
         Whether it may begin before the launch before it on its stream, whatever that is, has ended: its kernel waits
         for that by itself, where it is compiled for an architecture that can (programmatic dependent launch).
+    vec_size : int
+        Of the first launch: the elements of a vector, if rows must be whole vectors at aligned addresses; 1: they need
+        not.
     columns_per_cta : int
         Of a launch that follows the first: so many columns have a CTA in x; 0: none has.
     per : str
@@ -112,6 +119,7 @@ class LaunchRule(NamedTuple):
     turn_bytes: int = 0
     row_bytes: int = 0
     persistent: bool = False
+    vec_size: int = 1
     columns_per_cta: int = 0
     per: str = ""
     rows_of: str = ""

@@ -244,6 +244,7 @@ def warmup(
     architectures: str | Sequence[str] | None = None,
     per_head: bool = False,
     sm_margin: bool = False,
+    unaligned: bool = True,
     threads: int | None = None,
     progress: bool | Progress = False,
     **arguments: object,
@@ -270,6 +271,10 @@ def warmup(
         Whether each head has a weight and bias of its own.
     sm_margin : bool
         Whether calls leave multiprocessors free.
+    unaligned : bool
+        Whether to compile each call's kernel for unaligned rows as well: of arrays that begin, or have rows that begin,
+        at no multiple of 16 bytes, such as slices, and of softmax's lengths that are no whole vectors. False: of a
+        manifest's lines, only what they name, and else for whole rows at aligned addresses.
     threads : int, optional
         How many kernels to compile at a time; by default as many as this process may use cores.
     progress : bool or callable
@@ -297,6 +302,7 @@ def warmup(
         raise ArgumentError(f"threads is {shown(threads)}; it takes a positive integer, or None")
     check_flag(per_head, "per_head")
     check_flag(sm_margin, "sm_margin")
+    check_flag(unaligned, "unaligned")
     if not isinstance(progress, bool) and not callable(progress):
         raise ArgumentError(f"progress is {shown(progress)}; it takes True, False or a callable")
     entries: list[ManifestEntry] = [
@@ -309,7 +315,7 @@ def warmup(
         (spec, limits.architecture)
         for limits in _limits(architectures)
         for entry in entries
-        for spec in _specialise(entry, limits)
+        for spec in _specialise(entry, limits, unaligned)
     )
     tell = (_show_progress() if progress is True else progress) or None
     return _run(list(tasks), threads or len(os.sched_getaffinity(0)), tell)
@@ -327,13 +333,16 @@ def _entries(given: Any) -> list[ManifestEntry]:
     return found
 
 
-def _specialise(entry: ManifestEntry, limits: DeviceLimits) -> list[KernelSpec]:
+def _specialise(entry: ManifestEntry, limits: DeviceLimits, unaligned: bool) -> list[KernelSpec]:
+    """Return the kernels of an entry; with `unaligned`, of whole rows and of others, however it says that they lie."""
     if isinstance(entry, TextSpec):
         return [entry]
+    kinds = (False, True) if unaligned else (entry.request.unaligned,)
     limits = limits._replace(max_ctas_per_row=min(limits.max_ctas_per_row, entry.max_ctas_per_row))
     try:
         family = declaration_of(entry.request.operator).family
-        return [spec for spec, _ in family.specialise(entry.request, limits)]
+        requests = [entry.request._replace(unaligned=kind) for kind in kinds]
+        return [spec for request in requests for spec, _ in family.specialise(request, limits)]
     except ArgumentError as error:
         raise ArgumentError(f"{error}, asked for by {line(entry)}") from None
 

@@ -128,7 +128,7 @@ def test_a_new_length_in_a_bucket_makes_no_plan(monkeypatch, rng):
     operator = Operator(declaration)
     native = native_operator(
         declaration,
-        lambda *request: asked.append(request[3]) or operator._plan(*request),
+        lambda *request: asked.append(request[4]) or operator._plan(*request),
         operator._check,
         lambda values, direct: arrays.call(native, declaration, values, select.simulating_on_host),
     )

@@ -100,6 +100,7 @@ class Recorder:
 
     def __init__(self, arguments=EVERY_KIND, fields=((),), columns_per_cta=8, row_groups=0, **rule) -> None:
         self.requests: list[tuple[Any, ...]] = []
+        self.vec_sizes: list[int] = []  # of the requests: the elements of vectors that rows are whole ones of
         self.zeroed: list[tuple[int, int]] = []
         self.launches: list[Launch] = []
         self.made: list[Made] = []
@@ -114,8 +115,9 @@ class Recorder:
             declared(arguments), self.plan, lambda *request: self.rule["multiprocessors"], pytest.fail
         )
 
-    def plan(self, *request: Any) -> _native.Plan:
-        self.requests.append(request)
+    def plan(self, implementation: int, device: int, vec_size: int, *request: Any) -> _native.Plan:
+        self.requests.append((implementation, device, *request))
+        self.vec_sizes.append(vec_size)
         stages = []
         for number, fields in enumerate(self.fields):
 
@@ -159,10 +161,13 @@ class ChecksPassed(Exception):
 
 @pytest.fixture
 def check() -> Callable[..., tuple[object, ...]]:
-    """Return a call of an operator on views that stops where a plan is needed: it returns the plan's arguments."""
+    """Return a call of an operator on views that stops where a plan is needed.
 
-    def plan(*arguments: object) -> _native.Plan:
-        raise ChecksPassed(arguments)
+    It returns the plan's arguments, but for how its rows lie.
+    """
+
+    def plan(implementation: int, device: int, _vec_size: int, *arguments: object) -> _native.Plan:
+        raise ChecksPassed((implementation, device, *arguments))
 
     made: dict[str, _native.Operator] = {}
 

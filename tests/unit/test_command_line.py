@@ -204,7 +204,7 @@ def warm(monkeypatch, run, tmp_path) -> Callable[..., tuple[int, str, str]]:
 
 
 def test_a_warm_up_from_the_command_line(warm):
-    arguments = (*WARM, "128", "--argument", "weight=float32", "return_rstd=true", "--json")
+    arguments = (*WARM, "128", "--whole-rows", "--argument", "weight=float32", "return_rstd=true", "--json")
     code, told, _ = warm(*arguments)
     found = json.loads(told)
     assert (code, found["compiled"], found["cached"], found["failed"], found["kept"]) == (0, 2, 0, 0, True)

@@ -32,7 +32,7 @@ from transformer_rtc.arguments import (
     Result,
 )
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.errors import ArgumentError, LaunchError
+from transformer_rtc.errors import AllocationError, ArgumentError, LaunchError
 from transformer_rtc.operator import native_operator
 from transformer_rtc.request import LaunchRule, Request
 from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT16, FLOAT32, INT8, Field, Params, TextSpec
@@ -116,6 +116,56 @@ def test_a_plan_is_made_once_for_each_kind_of_call():
     recorder(sm_margin=2)
     recorder(x=view((7, 4, 16)))
     assert len(recorder.requests) == len(set(recorder.requests)) == len(calls)
+
+
+@pytest.mark.parametrize(
+    ("given", "vec_size"),
+    [
+        ({}, 16),
+        ({"x": view((6, 4, 16), at=PLACES["x"] + 16)}, 16),
+        ({"x": view((6, 4, 16), at=PLACES["x"] + 8)}, 2),
+        ({"x": view((6, 4, 12))}, 4),
+        ({"x": view((6, 4, 17))}, 1),
+        ({"x": view((6, 4, 16), strides=(66, 16, 1))}, 2),
+        ({"x": view((1, 1, 16), strides=(66, 1, 1))}, 16),  # no row follows the first one
+        ({"weight": view((16,), at=PLACES["weight"] + 4)}, 1),
+        ({"residual": view(dtype=BFLOAT16, at=PLACES["residual"] + 8)}, 4),
+        ({"scale": view((), at=PLACES["scale"] + 4)}, 16),
+        ({"mean": view((6, 4), at=PLACES["mean"] + 4)}, 16),
+        ({"out": view(dtype=FLOAT16, at=PLACES["out"] + 4)}, 2),
+    ],
+)  # fmt: skip
+def test_the_plan_gets_the_largest_vector_that_all_rows_are_whole_ones_of(given, vec_size):
+    recorder = Recorder()
+    recorder(**given)
+    assert recorder.vec_sizes == [vec_size]
+
+
+def test_rows_that_are_no_whole_vectors_have_a_plan_of_their_own():
+    class Of8(Recorder):
+        def plan(self, *request):
+            self.rule["vec_size"] = 8
+            return super().plan(*request)
+
+    recorder, asked = Of8(), []
+    apart = {"x": view((6, 4, 16), strides=(68, 17, 1))}
+    for given in ({}, {}, apart, {}, apart, {"weight": view((16,), at=PLACES["weight"] + 4)}, {"x": view((7, 4, 16))}):
+        recorder(**given)
+        asked.append(len(recorder.requests))
+    assert asked == [1, 1, 2, 2, 2, 3, 3] and recorder.vec_sizes[:2] == [16, 1]
+    # The unaligned ones may come first.
+    recorder, asked = Of8(), []
+    for given in (apart, apart, {}, apart, {}):
+        recorder(**given)
+        asked.append(len(recorder.requests))
+    assert asked == [1, 1, 2, 2, 2]
+
+
+def test_memory_that_no_vector_fits_is_refused():
+    recorder = Recorder()
+    recorder.allocate = lambda *request: (None, 8)
+    with pytest.raises(AllocationError, match="allocated out at an address that is no multiple of 16 bytes"):
+        recorder()
 
 
 def test_a_plan_that_fails_is_asked_for_again():

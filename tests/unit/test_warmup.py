@@ -54,7 +54,7 @@ def fresh(monkeypatch) -> None:
 
 
 def test_every_request_and_kernel_of_ones_own_is_a_line_and_back():
-    entries = [Asked(case.request, most) for case in CASES for most in (16, 4)]
+    entries = [Asked(case.request._replace(unaligned=most == 4), most) for case in CASES for most in (16, 4)]
     for entry in (*entries, OWN, TextSpec("", "f")):
         found = parse(line(entry))
         assert found == entry and "\n" not in line(entry)
@@ -97,6 +97,7 @@ GOOD = {"operator": "rms_norm", "dtypes": {"x": "float32", "out": "float32"}, "c
         (GOOD | {"columns": 0}, "it must be from 1 to 1073741824"),
         (GOOD | {"columns": 2**30 + 1}, "it must be from 1 to 1073741824"),
         (GOOD | {"margin": 1}, "margin is 1; it must be true or false"),
+        (GOOD | {"unaligned": "no"}, "unaligned is 'no'; it must be true or false"),
         (GOOD | {"flags": ["causal"]}, "it must be some of: round_before_weight"),
         (GOOD | {"operator": "layer_norm", "flags": ["causal"]}, "it must be some of: none"),
         (GOOD | {"operator": "softmax", "flags": "causal"}, "it must be some of: mask_keeps, causal"),
@@ -328,8 +329,10 @@ def test_a_warm_up_compiles_what_is_missing_and_says_so(compiler):
     forms = (("rms_norm", {}), ("rms_norm_backward", {"dresidual": True}))
     for architecture, dtype, hidden, form in itertools.product((80, 90), ("bfloat16", "float32"), (64, 128), forms):
         (request,) = warming._requests(form[0], dtype, hidden, False, False, form[1])
-        specs = declaration_of(form[0]).family.specialise(request, ARCHITECTURES[architecture])
-        wanted |= {(spec.symbol, f"sm_{architecture}") for spec, _ in specs}
+        for unaligned in (False, True):
+            asked = request._replace(unaligned=unaligned)
+            specs = declaration_of(form[0]).family.specialise(asked, ARCHITECTURES[architecture])
+            wanted |= {(spec.symbol, f"sm_{architecture}") for spec, _ in specs}
     assert {(found.symbol, found.architecture) for found in first} == wanted and len(first) == len(wanted)
     assert {found.status for found in first} == {"compiled"} and all(found.milliseconds > 0 for found in first)
     assert Counter(compiler.symbols) == Counter(symbol for symbol, _ in wanted)
@@ -349,15 +352,30 @@ def test_a_warm_up_by_a_manifest_makes_what_its_calls_need(compiler, tmp_path):
         for spec, _ in case.stages(ARCHITECTURES[100]._replace(max_ctas_per_row=most))
     }
     for given in (path, str(path), entries):
-        found = warmup(manifest=given, architectures="sm_100")
+        found = warmup(manifest=given, architectures="sm_100", unaligned=False)
         assert {each.symbol for each in found} == wanted and len(found) == len(wanted)
     assert Counter(compiler.symbols) == dict.fromkeys(wanted, 1)
+
+
+def test_a_warm_up_is_of_whole_rows_and_of_others_unless_told_otherwise(compiler):
+    def symbols(**given):
+        return [found.symbol for found in warmup(**given, architectures="sm_90")]
+
+    asked = {"operators": "rms_norm", "dtypes": "float32", "hidden_sizes": 64}
+    (whole,) = symbols(**asked, unaligned=False)
+    assert symbols(**asked) == [whole, f"{whole}_unaligned"]
+    entry = parse('{"operator": "rms_norm", "dtypes": {"x": "float32", "weight": "float32", "out": "float32"}, '
+                  '"columns": 64, "unaligned": true}')  # fmt: skip
+    assert symbols(manifest=[entry], unaligned=False) == [f"{whole}_unaligned"]
+    assert symbols(manifest=[entry]) == [whole, f"{whole}_unaligned"]
+    # Rows that are no whole vectors have one kernel.
+    assert len(symbols(**asked | {"hidden_sizes": 65})) == 1
 
 
 def test_compiles_run_at_the_same_time(compiler):
     together = threading.Barrier(3)
     compiler.during = lambda symbol: together.wait(WAIT)
-    found = warmup("rms_norm", "float32", [64, 128, 256], architectures="sm_90", threads=3)
+    found = warmup("rms_norm", "float32", [64, 128, 256], architectures="sm_90", unaligned=False, threads=3)
     assert [each.status for each in found] == ["compiled"] * 3
 
 
@@ -368,7 +386,7 @@ def test_one_failure_is_told_and_stops_no_other(compiler):
 
     compiler.during, seen = fail, []
     progress = lambda *told: seen.append(told)  # noqa: E731
-    found = warmup("rms_norm", "float32", [64, 128, 256], architectures="sm_90", progress=progress)
+    found = warmup("rms_norm", "float32", [64, 128, 256], architectures="sm_90", unaligned=False, progress=progress)
     assert [each.status for each in found] == ["compiled", "failed", "compiled"]
     assert "could not compile" in found[1].error and found[0].error == ""
     assert sorted(told[0] for told in seen) == sorted(found) and [told[1:] for told in seen] == [(1, 3), (2, 3), (3, 3)]
@@ -376,7 +394,7 @@ def test_one_failure_is_told_and_stops_no_other(compiler):
 
 def test_progress_is_lines_without_tqdm(compiler, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    warmup("rms_norm", "float32", 64, architectures="sm_90", progress=True)
+    warmup("rms_norm", "float32", 64, architectures="sm_90", unaligned=False, progress=True)
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("[1/1] compiled rms_norm_forward_f32_h64")
 
@@ -389,7 +407,7 @@ def test_progress_is_a_bar_with_tqdm(compiler, capsys, monkeypatch):
         return types.SimpleNamespace(update=lambda: told.append("one"), close=lambda: told.append("closed"))
 
     monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=bar))
-    warmup("rms_norm", "float32", [64, 128], architectures="sm_90", progress=True)
+    warmup("rms_norm", "float32", [64, 128], architectures="sm_90", unaligned=False, progress=True)
     assert told == [2, "one", "one", "closed"] and capsys.readouterr() == ("", "")
 
 

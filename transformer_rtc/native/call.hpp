@@ -7,6 +7,8 @@
 #include "driver.hpp"
 
 constexpr int kMaxFlags = 16;
+// What the addresses of vectors are multiples of, in bytes, or of their own bytes where these are fewer.
+constexpr uint64_t kVectorAlignment = 16;
 
 // The call's array arguments and values, in the order of the declaration.
 struct Call {

@@ -45,6 +45,9 @@ Array array_of(const Argument& argument, int position, int number, int symbols) 
   array.input = kind == Kind::input;
   array.written = kind == Kind::output || kind == Kind::update;
   array.required = kind == Kind::input && !argument.optional;
+  for (const Shape& shape : argument.shapes) {
+    array.by_columns = !shape.sizes.empty() && shape.sizes.back().symbol == 0;
+  }
   array.sums = kind == Kind::result && (!argument.shapes[0].leading || argument.shape_of >= 0);
   if (array.placement == Placement::rows || array.placement == Placement::broadcast) {
     if (argument.shapes.size() > 1 || argument.shapes[0].sizes.size() != 1)

@@ -104,6 +104,7 @@ struct Array {
   bool written;  // into the caller's memory
   bool required;
   bool sums;                            // a result over all rows: zero where there are none
+  bool by_columns;                      // its last dimension is the columns, or a multiple: it is read by vectors
   Size width;                           // of a row, of arrays of rows
   const Argument* wanted_by = nullptr;  // null: always
 };

@@ -54,6 +54,9 @@ bool is_true(PyObject* function) {
   return PyObject_IsTrue(answer) == 1;
 }
 
+// The most elements of a vector that a plan may need.
+constexpr int64_t kMostVecSize = 32;
+
 int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -260,10 +263,13 @@ bool Operator::records_gradient(const Call& call, PyObject* is_grad_enabled) con
 py::object Operator::ask(PyObject* callback, const Call& call, const Layout& layout, int64_t columns) const {
   py::tuple dtypes(arrays_.size());
   for (size_t i = 0; i < arrays_.size(); ++i) dtypes[i] = py::int_(call.dtypes[i]);
+  long long vec_size = kMostVecSize;
+  while (!is_whole(call, layout, vec_size)) vec_size /= 2;
   py::object answer = py::reinterpret_steal<py::object>(taking_gil([&] {
-    return PyObject_CallFunction(callback, "iiOLOOI", call.implementation, call.views[0].device, dtypes.ptr(),
-                                 static_cast<long long>(columns), layout.variant != 0 ? Py_True : Py_False,
-                                 call.sm_margin > 0 ? Py_True : Py_False, call.flags);
+    return PyObject_CallFunction(callback, "iiLOLOOI", call.implementation, call.views[0].device, vec_size,
+                                 dtypes.ptr(), static_cast<long long>(columns),
+                                 layout.variant != 0 ? Py_True : Py_False, call.sm_margin > 0 ? Py_True : Py_False,
+                                 call.flags);
   }));
   if (!answer) throw PythonErrorSet{};
   return answer;
@@ -275,13 +281,29 @@ int64_t Operator::bucket_of(int64_t columns) const {
 
 std::shared_ptr<const Plan> Operator::plan(const Call& call, const Layout& layout) {
   const int64_t columns = bucket_of(layout.sizes[0]);
-  const PlanTable::Key key = PlanTable::key_of(call, layout.variant, columns);
-  std::shared_ptr<const Plan> found = plans_.find(key);
-  if (found != nullptr) return found;
+  for (bool unaligned : {false, true}) {
+    std::shared_ptr<const Plan> found = plans_.find(PlanTable::key_of(call, layout.variant, columns, unaligned));
+    if (found != nullptr && is_whole(call, layout, found->vec_size) != unaligned) return found;
+  }
   const py::object made = ask(plan_, call, layout, columns);
   const Plan& plan = made.cast<const Plan&>();
   check_plan(plan);
-  return plans_.keep(key, plan);
+  const bool unaligned = !is_whole(call, layout, plan.vec_size);
+  return plans_.keep(PlanTable::key_of(call, layout.variant, columns, unaligned), plan);
+}
+
+bool Operator::is_whole(const Call& call, const Layout& layout, int64_t vec_size) const {
+  if (vec_size == 1) return true;
+  if (layout.sizes[0] % vec_size != 0) return false;
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    if (!arrays_[i].by_columns || call.objects[i] == nullptr) continue;
+    const int bytes = dtype_bytes(call.views[i].dtype);
+    int64_t strides = layout.strides[i].outer | layout.strides[i].inner | layout.broadcast[i].leading;
+    for (int64_t stride : layout.broadcast[i].of) strides |= stride;
+    const uint64_t offsets = reinterpret_cast<uintptr_t>(call.views[i].data) | static_cast<uint64_t>(strides * bytes);
+    if (offsets % std::min<uint64_t>(vec_size * bytes, kVectorAlignment) != 0) return false;
+  }
+  return true;
 }
 
 void Operator::check_plan(const Plan& plan) const {

@@ -31,7 +31,8 @@ class Recorder {
 class Operator {
  public:
   // What it calls in Python:
-  // - plan(implementation, device, dtypes, columns, variant, with a margin, flags) -> Plan
+  // - plan(implementation, device, vec_size, dtypes, columns, variant, with a margin, flags) -> Plan, where every row
+  //   is whole aligned vectors of vec_size elements, the largest power of two up to kMostVecSize
   // - check, of the same, refuses what a plan would -> multiprocessors
   // - slow_call(arguments, direct) -> result
   // - gradient(*arguments) -> result records a gradient, where an array requires one, until there is a recorder; None:
@@ -88,6 +89,8 @@ class Operator {
   // Whether autograd is to record a gradient of the call. Refuses one that this operator does not have.
   bool records_gradient(const Call& call, PyObject* is_grad_enabled) const;
   std::shared_ptr<const Plan> plan(const Call& call, const Layout& layout);
+  // Whether all that is given is whole vectors of `vec_size` elements at aligned addresses. What is allocated is.
+  bool is_whole(const Call& call, const Layout& layout, int64_t vec_size) const;
   // Throws for a plan with numbers of what this operator does not have.
   void check_plan(const Plan& plan) const;
   pybind11::object ask(PyObject* callback, const Call& call, const Layout& layout, int64_t columns) const;

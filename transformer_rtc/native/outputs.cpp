@@ -76,6 +76,11 @@ void Operator::make_outputs(Call& call, Layout& layout, Allocator& allocator, Ou
     outputs.objects[outputs.count] =
         allocator.allocate(made.ndim, made.shape, call.dtypes[i], call.views[0].device, call.views[i].data);
     ++outputs.count;
+    if (reinterpret_cast<uintptr_t>(call.views[i].data) % kVectorAlignment != 0) {
+      throw PackageError{"AllocationError", name_ + ": the framework allocated " + arrays_[i].argument->called +
+                                                " at an address that is no multiple of " +
+                                                std::to_string(kVectorAlignment) + " bytes"};
+    }
     if (arrays_[i].placement == Placement::rows) {
       const int64_t width = layout.value(arrays_[i].width);
       layout.strides[i] = {layout.geometry.inner_count * width, width};

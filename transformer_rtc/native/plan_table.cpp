@@ -5,12 +5,12 @@
 #include <utility>
 #include <vector>
 
-PlanTable::Key PlanTable::key_of(const Call& call, int variant, int64_t columns) {
+PlanTable::Key PlanTable::key_of(const Call& call, int variant, int64_t columns, bool unaligned) {
   Key key{};
   key[0] = static_cast<uint64_t>(call.flags) << 48 | static_cast<uint64_t>(call.implementation) << 34 |
            static_cast<uint64_t>(call.sm_margin > 0) << 33 | static_cast<uint64_t>(variant) << 32 |
            static_cast<uint32_t>(call.views[0].device);
-  key[1] = static_cast<uint64_t>(columns);
+  key[1] = static_cast<uint64_t>(columns) << 1 | static_cast<uint64_t>(unaligned);
   std::memcpy(&key[2], call.dtypes, sizeof(call.dtypes));
   return key;
 }

@@ -14,9 +14,9 @@ class PlanTable {
   // Then the quarter that was not looked up for longest is forgotten: hidden sizes may vary without end.
   static constexpr size_t kMostPlans = 512;
 
-  // Implementation, flags and device; columns; the arrays' dtypes.
+  // Implementation, flags and device; columns; the arrays' dtypes; and whether some row is no whole aligned vectors.
   using Key = std::array<uint64_t, 2 + kMaxArrays * sizeof(DtypeId) / sizeof(uint64_t)>;
-  static Key key_of(const Call& call, int variant, int64_t columns);
+  static Key key_of(const Call& call, int variant, int64_t columns, bool unaligned);
 
   // Null where there is none.
   std::shared_ptr<const Plan> find(const Key& key);

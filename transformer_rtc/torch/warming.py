@@ -30,6 +30,7 @@ def warmup(
     *,
     training: bool | None = None,
     keys: int | Sequence[int] = (),
+    unaligned: bool = True,
     architectures: str | Sequence[str] | None = None,
     threads: int | None = None,
     progress: bool | Progress = False,
@@ -52,7 +53,7 @@ def warmup(
     keys : int or sequence of int
         The lengths of the rows of `Softmax` modules, which are called without a mask. Others compile at their first
         call, or by `transformer_rtc.warmup`.
-    architectures, threads, progress : optional
+    unaligned, architectures, threads, progress : optional
         As `transformer_rtc.warmup` takes them.
 
     Returns
@@ -78,7 +79,9 @@ def warmup(
     asked = asked_by(model, dtype, training, keys)
     if not asked:
         raise ArgumentError("model has no module of transformer_rtc whose kernels are known: patch() it before")
-    return warming.warmup(manifest=asked, architectures=architectures, threads=threads, progress=progress)
+    return warming.warmup(
+        manifest=asked, architectures=architectures, unaligned=unaligned, threads=threads, progress=progress
+    )
 
 
 def asked_by(

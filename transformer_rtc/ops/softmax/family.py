@@ -99,7 +99,8 @@ def _spec(
         assert dy is not None and y is not None
         config = configure(request.columns, (dy, y, out), (y, dy), limits, backward=True, causal=causal)
         sums = bool(dtypes.get("dsink") or dtypes.get("dmask"))
-        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config.of_kernel), config, (y, dy)
+        unaligned = request.unaligned or config.tiled
+        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config.of_kernel, unaligned), config, (y, dy)
     x = dtypes["x"]
     assert x is not None
     mask = dtypes["mask"]
@@ -115,6 +116,8 @@ def _spec(
         sink=dtypes["sink"],
         lse=dtypes["lse"] is not None,
         config=config.of_kernel,
+        # A warp brings its short rows as they lie.
+        unaligned=request.unaligned or config.tiled,
     )
     return spec, config, staged
 

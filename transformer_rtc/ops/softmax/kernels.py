@@ -57,6 +57,7 @@ class _SoftmaxSpec(KernelSpec):
     """A specialised kernel of rows of any length in a bucket."""
 
     config: SoftmaxConfig
+    unaligned: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -71,6 +72,7 @@ class _SoftmaxSpec(KernelSpec):
             "chunked": config.chunked,
             "in_turn": config.in_turn,
             "tiled": config.tiled,
+            "whole": not self.unaligned,
             "repeats": config.takes_turns or config.exchange == "grid",
         }
         return (
@@ -89,6 +91,7 @@ class _SoftmaxSpec(KernelSpec):
             clusters=config.clusters,
             workspace_bytes=config.workspace_bytes(values),
             persistent=config.takes_turns,
+            vec_size=1 if self.unaligned else config.vector,
         )
 
 
@@ -114,6 +117,8 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
         Whether the logarithm of the sum of exponentials is written.
     config : SoftmaxConfig
         How a row is divided.
+    unaligned : bool
+        Whether rows may have any length and begin anywhere. Else they are whole vectors at aligned addresses.
     """
 
     input: DType
@@ -125,6 +130,7 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
     sink: DType | None
     lse: bool
     config: SoftmaxConfig
+    unaligned: bool = False
 
     @property
     def symbol(self) -> str:
@@ -134,7 +140,7 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
         parts += present(causal=self.causal, lse=self.lse, keeps=self.keeps)
         for name, dtype in (("mask", self.mask), ("sink", self.sink)):
             parts += [f"{name}_{dtype.symbol}"] if dtype else []
-        return "_".join((*parts, self.config.symbol))
+        return "_".join((*parts, self.config.symbol, *present(unaligned=self.unaligned)))
 
     @property
     def params(self) -> Params:
@@ -193,6 +199,8 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
         Whether it leaves each row's sum, for what follows.
     config : SoftmaxConfig
         How a row is divided.
+    unaligned : bool
+        As `SoftmaxForwardSpec` has it.
     """
 
     gradient: DType
@@ -202,6 +210,7 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
     causal: bool
     sums: bool
     config: SoftmaxConfig
+    unaligned: bool = False
 
     @property
     def symbol(self) -> str:
@@ -211,7 +220,7 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
         if self.output is not self.input:
             parts.append(f"dx_{self.output.symbol}")
         parts += present(causal=self.causal, sums=self.sums)
-        return "_".join((*parts, self.config.symbol))
+        return "_".join((*parts, self.config.symbol, *present(unaligned=self.unaligned)))
 
     @property
     def params(self) -> Params:
