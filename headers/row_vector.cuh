@@ -1,10 +1,20 @@
-// A vector: N neighbouring elements of a row, as the 32-bit words that lie in memory, and as floats. Plain functions on
-// small arrays, which the compiler keeps in registers.
+// Where rows lie, and vectors: N neighbouring elements of a row, as the 32-bit words that lie in memory, and as floats.
+// Plain functions on small arrays, which the compiler keeps in registers.
 #pragma once
 
 #include "types.cuh"
 
 namespace trtc {
+
+// The element offset of a row in an array whose leading dimensions collapse to two strides: rows, and heads inside a
+// row. params.inner_magic and .inner_shift divide a number below 2^31 by .inner_count, the heads; that is 1 where one
+// stride is enough, and always from 2^31 rows on.
+template <class Params>
+TRTC_DEVICE int64 row_offset(const Params& params, int64 row, int64 outer_stride, int64 inner_stride) {
+  const uint32 outer = multiply_high(static_cast<uint32>(row), params.inner_magic) >> params.inner_shift;
+  const uint32 inner = static_cast<uint32>(row) - outer * params.inner_count;
+  return params.inner_count == 1 ? row * outer_stride : outer * outer_stride + inner * inner_stride;
+}
 
 // The words of N elements.
 template <class T, int N>
@@ -49,6 +59,14 @@ TRTC_DEVICE void load_vector_if(uint32 (&word)[Words], const T* from, bool valid
     for (int i = 0; i < Words; ++i) word[i] = 0;
     if (valid) load_vector<N>(word, from);
   }
+}
+
+// From an aligned address of global memory if `valid`; else every word is `fill`.
+template <int N, class T, int Words>
+TRTC_DEVICE void load_vector_or(uint32 (&word)[Words], uint32 fill, const T* from, bool valid) {
+#pragma unroll
+  for (int i = 0; i < Words; ++i) word[i] = fill;
+  if (valid) load_vector<N>(word, from);
 }
 
 // To an aligned address, if `valid`.

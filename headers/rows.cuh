@@ -1,19 +1,10 @@
 // Rows: where they lie in global memory, which part of one is whose, and how one that no vector fits travels.
 #pragma once
 
+#include "row_vector.cuh"
 #include "vector.cuh"
 
 namespace trtc {
-
-// The element offset of a row in an array whose leading dimensions collapse to two strides: rows, and heads inside a
-// row. params.inner_magic and .inner_shift divide a number below 2^31 by .inner_count, the heads; that is 1 where one
-// stride is enough, and always from 2^31 rows on.
-template <class Params>
-TRTC_DEVICE int64 row_offset(const Params& params, int64 row, int64 outer_stride, int64 inner_stride) {
-  const uint32 outer = multiply_high(static_cast<uint32>(row), params.inner_magic) >> params.inner_shift;
-  const uint32 inner = static_cast<uint32>(row) - outer * params.inner_count;
-  return params.inner_count == 1 ? row * outer_stride : outer * outer_stride + inner * inner_stride;
-}
 
 // An array of rows, as a launch describes it.
 struct RowArray {

@@ -8,9 +8,9 @@
 // longer than these, is read twice, chunk by chunk. A warp brings rows of few columns together (tile.cuh).
 #pragma once
 
-#include "exponential.cuh"
 #include "rows.cuh"
 #include "slots.cuh"
+#include "softmax/scores.cuh"
 #include "tile.cuh"
 
 namespace trtc {
@@ -23,62 +23,6 @@ struct SoftmaxConfig : Traits {
   static constexpr TRTC_DEVICE Exchange exchange() { return exchange_of<Traits>(); }
 };
 
-// Which columns of a row take part: all, or, where it is causal, those up to its query's, `diagonal` further; or the
-// last `window` of them, where that is not 0.
-struct Range {
-  int begin;
-  int end;
-
-  TRTC_DEVICE bool has(int column) const { return column >= begin && column < end; }
-  // The same of a part that begins with column `first`.
-  TRTC_DEVICE Range from(int first) const { return {begin - first, end - first}; }
-};
-
-template <class Params>
-TRTC_DEVICE uint32 matrix_of(const Params& params, int64 row) {
-  return params.queries == 1 ? static_cast<uint32>(row)
-                             : multiply_high(static_cast<uint32>(row), params.queries_magic) >> params.queries_shift;
-}
-
-template <class Params>
-TRTC_DEVICE uint32 query_of(const Params& params, int64 row) {
-  return static_cast<uint32>(row) - matrix_of(params, row) * params.queries;
-}
-
-// Of a query, and of a row. It ends within the columns, as `diagonal` is how many more these are than the queries, of
-// which there are fewer than 2^31.
-template <class Params>
-TRTC_DEVICE Range causal_range(const Params& params, uint32 query) {
-  const int end = max(static_cast<int>(query) + params.diagonal + 1, 0);
-  return {params.window > 0 ? max(end - params.window, 0) : 0, end};
-}
-
-template <bool Causal, class Params>
-TRTC_DEVICE Range range_of(const Params& params, int64 row) {
-  if constexpr (Causal) return causal_range(params, query_of(params, row));
-  return {0, params.columns};
-}
-
-template <class Params>
-TRTC_DEVICE uint32 batch_of(const Params& params, uint32 matrix) {
-  return params.matrix_heads == 1 ? matrix
-                                  : multiply_high(matrix, params.matrix_heads_magic) >> params.matrix_heads_shift;
-}
-
-template <class Params>
-TRTC_DEVICE uint32 head_of_matrix(const Params& params, uint32 matrix) {
-  return matrix - batch_of(params, matrix) * params.matrix_heads;
-}
-
-// Where the row of a mask that is broadcast to [..., heads, queries, columns] begins.
-template <class Params>
-TRTC_DEVICE int64 mask_offset(const Params& params, int64 row) {
-  const uint32 matrix = matrix_of(params, row);
-  const uint32 batch = batch_of(params, matrix), head = head_of_matrix(params, matrix);
-  const uint32 query = query_of(params, row);
-  return batch * params.mask_batch_stride + head * params.mask_head_stride + query * params.mask_query_stride;
-}
-
 // Beside what a CTA has of a row of the mask, where the next query's is.
 template <class Config, class Params>
 TRTC_DEVICE Beside beside_query(const Params& params, const Place<Config>& place, int64 row) {
@@ -86,34 +30,11 @@ TRTC_DEVICE Beside beside_query(const Params& params, const Place<Config>& place
   return beside_part(place, params.columns, query_of(params, row), params.queries, apart);
 }
 
-// The row that has a turn. Where all heads have one mask, their rows of a query follow each other, so that the mask
-// comes from memory once and not for each head (8 heads of 4096 x 4096 in bfloat16: 0.83 of the copy's bandwidth
-// before).
+// The row that has a turn.
 template <class Config, class Params>
 TRTC_DEVICE int64 row_of_turn(const Params& params, int64 turn) {
-  if constexpr (Config::has_mask && Config::rows_per_cta == 1) {
-    if (params.mask_head_stride == 0 && params.matrix_heads > 1) {
-      const uint32 of_batches = batch_of(params, static_cast<uint32>(turn));  // a query of all batches' in order
-      const uint32 head = head_of_matrix(params, static_cast<uint32>(turn));
-      const uint32 batch = matrix_of(params, of_batches), query = query_of(params, of_batches);
-      return static_cast<int64>(batch * params.matrix_heads + head) * params.queries + query;
-    }
-  }
+  if constexpr (Config::has_mask && Config::rows_per_cta == 1) return row_of_masked_turn(params, turn);
   return turn;
-}
-
-// The sink of a head.
-template <class Sink, class Params>
-TRTC_DEVICE float sink_of_head(const Params& params, int64 head) {
-  Vec<Sink, 1> sink;
-  sink.load(static_cast<const Sink*>(params.sink) + head, 1, true);
-  return sink.get(0);
-}
-
-// Of a row's.
-template <class Sink, class Params>
-TRTC_DEVICE float sink_of(const Params& params, int64 row) {
-  return sink_of_head<Sink>(params, head_of_matrix(params, matrix_of(params, row)));
 }
 
 enum : int { finish_threads = 256 };
@@ -139,22 +60,6 @@ TRTC_DEVICE float sink_gradient(const Params& params, float sink) {
   }
   reduction.template reduce_in_cta<Sum, 0>(sum);
   return sum[0];
-}
-
-// What scores are multiplied by, without its sign: 0 has become part of them, as has the sign.
-template <class Params>
-TRTC_DEVICE float scale_magnitude(const Params& params) {
-  return params.scale == 0.0f ? 1.0f : magnitude(params.scale);
-}
-template <class Params>
-TRTC_DEVICE float scale_sign(const Params& params) {
-  return params.scale < 0.0f ? -1.0f : params.scale;
-}
-
-// v where what a mask has is added: -infinity on either side does not take part, whatever the other is.
-TRTC_DEVICE float masked_score(float x, float scale, float added) {
-  const bool out_of_it = x == minus_infinity() || added == minus_infinity();
-  return out_of_it ? minus_infinity() : fused_multiply_add(x, scale, added);
 }
 
 // What the elements of a row are made of.

@@ -13,6 +13,7 @@ __all__ = [
     "HEADS",
     "MINIMAL",
     "WORKSPACE",
+    "definitions",
     "dtypes",
     "entry",
     "entry_rule",
@@ -97,6 +98,15 @@ def traits(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: Mappi
         lines.append("  };")
     text = "\n".join(lines)
     return f"struct Traits {{\n{text}\n}};\n"
+
+
+def definitions(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: Mapping[str, int]) -> str:
+    """Return what a kernel of plain text is specialised for: its types, numbers and macros that are 0 or 1."""
+    lines = ['#include "types.cuh"', *(f"#define {name} {int(value)}" for name, value in flags.items())]
+    lines.append("namespace trtc {")
+    lines += [f"using {name} = {dtype.text};" for name, dtype in types.items()]
+    lines += [f"constexpr int {name} = {value};" for name, value in numbers.items()]
+    return "\n".join((*lines, "}", ""))
 
 
 # How a kernel of entry() is launched: it waits for the launch before it by itself.

@@ -11,6 +11,7 @@ from ..programs import (
     GEOMETRY,
     MINIMAL,
     WORKSPACE,
+    definitions,
     entry,
     entry_rule,
     memoised_params,
@@ -64,6 +65,8 @@ class _SoftmaxSpec(KernelSpec):
         return MINIMAL
 
     def _program(self, template: str, types: dict[str, DType], flags: dict[str, bool], resident: int = 1024) -> str:
+        if not self.unaligned and template == "softmax_forward" and not self.config.staged:
+            return self._whole_program(template, types, flags, resident)
         config = self.config
         source = "softmax_staged.cu" if config.staged else f"{template}.cu"
         template += "_staged" if config.staged else ""
@@ -80,6 +83,32 @@ class _SoftmaxSpec(KernelSpec):
             f"{self.params.text('Params')}\n"
             f"{traits(types, flags | ways, config.numbers)}"
             f"{entry(self.symbol, f'{template}<trtc::SoftmaxConfig<Traits>>', config.bounds(resident))}"
+        )
+
+    def _whole_program(self, function: str, types: dict[str, DType], flags: dict[str, bool], resident: int) -> str:
+        config = self.config
+        file = "staged" if config.staged else function.removeprefix("softmax_")
+        ways = {
+            "CHUNKED": config.chunked,
+            "PREFETCHES": config.in_turn,
+            "CLUSTER": config.exchange == "cluster",
+            "GRID": config.exchange == "grid",
+            "REPEATS": config.takes_turns or config.exchange == "grid",
+        }
+        numbers = {
+            "THREADS": config.threads_per_row,
+            "ROWS_PER_CTA": config.rows_per_cta,
+            "VEC_SIZE": config.vector,
+            "VECTORS": config.steps,
+            "CTAS_PER_ROW": config.ctas_per_row,
+            "EXCHANGED": 2 if function == "softmax_forward" else 1,
+        }
+        macros = {name.upper(): value for name, value in flags.items()} | ways
+        return (
+            f"{definitions(types, macros, numbers)}\n"
+            f"{self.params.text('Params')}\n"
+            f'#include "softmax/{file}.cu"\n'
+            f"{entry(self.symbol, function, config.bounds(resident))}"
         )
 
     def _rule(self, values: int) -> LaunchRule:

@@ -1,0 +1,241 @@
+// Forward of softmax for whole rows that threads hold in registers:
+//
+//   y = exp(v - m) / (sum(exp(v - m)) [+ exp(sink - m)]),   v = scale * x [+ mask],   m = max(v [, sink])
+//
+// or its logarithm (LOGARITHM), with v = -infinity where an element does not take part. softmax/row.cuh has the row
+// partition: a thread holds VECTORS vectors. A slice of more columns is read twice, chunk by chunk (CHUNKED).
+#pragma once
+
+#include "softmax/totals.cuh"
+
+namespace trtc {
+
+constexpr int STRIDE = THREADS * VEC_SIZE;  // columns from a thread's vector to its next
+constexpr int CHUNK = VECTORS * STRIDE;
+
+// The scale goes into an exponential's multiply-add.
+constexpr bool SCALES_LATE = NARROW && !MASK_IS_ADDED;
+
+#if HAS_MASK && !MASK_IS_ADDED
+TRTC_DEVICE bool is_masked(uint32 word, int i) { return ((word >> i % 4 * 8 & 0xffu) != 0) != MASK_KEEPS; }
+#endif
+
+// The scores of a thread's vectors; -infinity where there is no column, or it does not take part. `x`, `mask`, `range`:
+// from the thread's first column on, behind which `left` are the slice's.
+TRTC_DEVICE void load_scores(float (&v)[VECTORS][VEC_SIZE], const Params& params, const Input* x, const Mask* mask,
+                             int left, const Range& range) {
+  uint32 x_word[VECTORS][words_of<Input, VEC_SIZE>];
+  uint32 mask_word[VECTORS][words_of<Mask, VEC_SIZE>];
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    const bool is_read = k * STRIDE < left && is_in_range(k * STRIDE, range);
+    load_vector_or<VEC_SIZE>(x_word[k], minus_infinity_word<Input>(), x + k * STRIDE, is_read);
+  }
+#if HAS_MASK
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    const bool is_read = k * STRIDE < left && is_in_range(k * STRIDE, range);
+    load_vector_or<VEC_SIZE>(mask_word[k], 0, mask + k * STRIDE, is_read);
+  }
+#endif
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    unpack<Input>(v[k], x_word[k]);
+#if CAUSAL
+    if (k * STRIDE < range.begin || k * STRIDE + VEC_SIZE > range.end) {
+#pragma unroll
+      for (int i = 0; i < VEC_SIZE; ++i) v[k][i] = range.has(k * STRIDE + i) ? v[k][i] : minus_infinity();
+    }
+#endif
+#if MASK_IS_ADDED
+    float added[VEC_SIZE];
+    unpack<Mask>(added, mask_word[k]);
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; ++i) v[k][i] = masked_score(v[k][i], params.scale, added[i]);
+#elif HAS_MASK
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; ++i) v[k][i] = is_masked(mask_word[k][i / 4], i) ? minus_infinity() : v[k][i];
+#endif
+  }
+  if (MASK_IS_ADDED || (SCALES_LATE && params.scale > 0.0f)) return;
+  // -infinity does not take part whatever the scale's sign.
+  const float by = SCALES_LATE ? scale_sign(params) : params.scale;
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; ++i) v[k][i] = v[k][i] == minus_infinity() ? v[k][i] : v[k][i] * by;
+  }
+}
+
+// Of a row that is NaN, y is NaN, but for what is excluded, and -infinity beside it. Rare: the text is there once.
+TRTC_DEVICE void store_nan(Output* out, const Input* x, const Mask* mask, int left, const Range& range, float nan) {
+#pragma unroll 1
+  for (int slot = 0; slot < VECTORS * VEC_SIZE; ++slot) {
+    const int column = slot / VEC_SIZE * STRIDE + slot % VEC_SIZE;
+    if (column >= left) break;
+    bool is_out = !range.has(column);
+    if (!is_out) {
+      uint32 word[1];
+      float element[1];
+      load_vector<1>(word, x + column);
+      unpack<Input>(element, word);
+      is_out = element[0] == minus_infinity();
+#if HAS_MASK
+      load_vector<1>(word, mask + column);
+#if MASK_IS_ADDED
+      unpack<Mask>(element, word);
+      is_out = is_out || element[0] == minus_infinity();
+#else
+      is_out = is_out || is_masked(word[0], 0);
+#endif
+#endif
+    }
+    uint32 word[1];
+    const float y[1] = {!is_out ? nan : LOGARITHM ? minus_infinity() : 0.0f};
+    pack<Output>(word, y);
+    store_vector<1>(out + column, word);
+  }
+}
+
+TRTC_DEVICE void softmax_forward(const Params& params) {
+  // For y of floats, the terms of the largest score, which are 1, are counted apart: others that are added to them are
+  // rounded to their ulp, a dozen times in a row that one element dominates.
+  constexpr bool counts = !NARROW;
+  // Rows and chunks that follow each other use shared memory in turn.
+  constexpr int turns = REPEATS || CHUNKED ? 2 : 1;
+  constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
+  constexpr int sums = counts ? 2 : 1;
+  TRTC_SHARED(float, warp_largest, turns* of_one);
+  TRTC_SHARED(float, warp_sums, turns * sums * of_one);
+
+  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
+  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
+  const int slice = slice_of(params.columns);
+  RowExchange exchange = begin_exchange(params);
+  const int first_column = exchange.rank * slice;
+  const int own = first_column + thread * VEC_SIZE;  // the thread's first column
+  const int slice_columns = min(params.columns - first_column, slice);
+  const float factor = SCALES_LATE ? scale_magnitude(params) : 1.0f;
+  int turn = 0;
+
+  int64 first_row = cta_index() / CTAS_PER_ROW * ROWS_PER_CTA;
+  do {
+    int64 row = first_row + row_in_cta;
+#if HAS_MASK
+    if (ROWS_PER_CTA == 1) row = row_of_masked_turn(params, row);
+#endif
+    // A row behind the last one takes part in every barrier with no columns. Of one row for each CTA there is none.
+    const bool exists = ROWS_PER_CTA == 1 || row < params.rows;
+    const int left_of_row = (exists ? slice_columns : 0) - thread * VEC_SIZE;
+    const Range range_of_thread = range_of_row(params, row).from(own);
+    const Input* const x = static_cast<const Input*>(params.x) + own +
+                           row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+    Output* const out = static_cast<Output*>(params.out) + own +
+                        row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
+    const Mask* mask = nullptr;
+#if HAS_MASK
+    mask = static_cast<const Mask*>(params.mask) + own + mask_offset(params, row);
+#endif
+
+    // ---- The largest score, and the sum of terms about it
+    float v[VECTORS][VEC_SIZE];  // scores, and in their place the terms
+    float largest = minus_infinity();
+    float sum_at[VEC_SIZE] = {};
+    float ones_at[VEC_SIZE] = {};
+#pragma unroll 1
+    for (int first = 0; first == 0 || (CHUNKED && first < slice_columns); first += CHUNK) {
+      const int left = left_of_row - first;
+      const Range range = range_of_thread.from(first);
+      load_scores(v, params, x + first, mask + first, left, range);
+      float most[1] = {v[0][0]};
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+#pragma unroll
+        for (int i = 0; i < VEC_SIZE; ++i) most[0] = Largest::of(most[0], v[k][i]);
+      }
+      reduce_row<Largest, THREADS, ROWS_PER_CTA, false>(most, warp_largest + turn * of_one);
+      if (CHUNKED) {
+        const float before = largest;
+        most[0] = Largest::of(before, most[0]);
+        if (before != minus_infinity()) {
+          const float less = exponential((before - most[0]) * factor);
+#pragma unroll
+          for (int i = 0; i < VEC_SIZE; ++i) sum_at[i] *= less;
+#pragma unroll
+          for (int i = 0; i < (counts ? VEC_SIZE : 0); ++i) ones_at[i] *= less;
+        }
+        turn = (turn + 1) % turns;
+      }
+      largest = most[0];
+      const float about = largest == minus_infinity() ? 0.0f : largest;
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+        if (CAUSAL && !is_in_range(k * STRIDE, range)) continue;
+#pragma unroll
+        for (int i = 0; i < VEC_SIZE; ++i) {
+          const float below = v[k][i] - about;
+          const float term = large_exponential_for<Output>(below, factor);
+          const bool is_one = counts && below == 0.0f;
+          sum_at[i] += is_one ? 0.0f : term;
+          if (is_one) ones_at[i] += 1.0f;
+          if (!LOGARITHM) v[k][i] = term;
+        }
+      }
+    }
+    float sum[sums];
+    sum[0] = sum_of_places(sum_at);
+    if (counts) sum[sums - 1] = sum_of_places(ones_at);
+    reduce_row<Sum, THREADS, ROWS_PER_CTA, turns == 1>(sum, warp_sums + turn * sums * of_one);
+    float total = sum[0] * (1.0f / large_one);
+    if (counts) total += sum[sums - 1];
+    if (total < 0.5f) total = 0.0f;  // nothing takes part
+
+    const bool stores = thread == 0 && exchange.rank == 0 && exists;
+    const RowTotals totals = totals_of_row(params, exchange, row, exists, stores, factor, largest, total, CHUNKED);
+
+    // ---- y
+#pragma unroll 1
+    for (int first = 0; first == 0 || (CHUNKED && first < slice_columns); first += CHUNK) {
+      const int left = left_of_row - first;
+      const Range range = range_of_thread.from(first);
+      if ((CAUSAL || HAS_MASK) && totals.sum != totals.sum) {
+        store_nan(out + first, x + first, mask + first, left, range, totals.sum);
+        continue;
+      }
+      if (CHUNKED) load_scores(v, params, x + first, mask + first, left, range);
+      if (totals.is_small && !LOGARITHM && !CHUNKED) {
+#pragma unroll
+        for (int k = 0; k < VECTORS; ++k) {
+#pragma unroll
+          for (int i = 0; i < VEC_SIZE; ++i) v[k][i] *= 1.0f / large_one;
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+        uint32 word[words_of<Output, VEC_SIZE>];
+#pragma unroll
+        for (int i = 0; i < words_of<Output, VEC_SIZE>; ++i) word[i] = LOGARITHM ? minus_infinity_word<Output>() : 0;
+        if (!CAUSAL || is_in_range(k * STRIDE, range)) {
+          float y[VEC_SIZE];
+#pragma unroll
+          for (int i = 0; i < VEC_SIZE; ++i) {
+            if (LOGARITHM) {
+              y[i] = logarithm_of(totals, v[k][i], factor);
+            } else if (CHUNKED) {
+              const float term = large_exponential_for<Output>(v[k][i] - totals.about, factor);
+              y[i] = quotient_of(totals, term * (totals.is_small ? 1.0f / large_one : 1.0f));
+            } else {
+              y[i] = quotient_of(totals, v[k][i]);
+            }
+          }
+          pack<Output>(word, y);
+        }
+        store_vector<VEC_SIZE>(out + first + k * STRIDE, word, k * STRIDE < left);
+      }
+    }
+    first_row += ctas_in_grid() / CTAS_PER_ROW * ROWS_PER_CTA;
+    turn = (turn + 1) % turns;
+  } while (REPEATS && first_row < params.rows);
+}
+
+}  // namespace trtc

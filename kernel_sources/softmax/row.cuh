@@ -1,0 +1,104 @@
+// What the kernels of softmax for whole rows share: how a row is partitioned, and how CTAs that share one exchange what
+// they found. Whole rows: all begin at aligned addresses, and the number of columns, which a launch says, is a multiple
+// of VEC_SIZE.
+//
+// Row partition: CTAS_PER_ROW CTAs have a slice each, of as many whole vectors as the others; the last ones may have
+// less, or nothing. A CTA has ROWS_PER_CTA rows at a time, each of which THREADS threads share, vector by vector in
+// turn. So thread t has the columns t * VEC_SIZE, (t + THREADS) * VEC_SIZE, ... of a slice, with the VEC_SIZE - 1
+// behind each. A sum is first by place in a vector, then over the places, the threads, and the CTAs: its order depends
+// on the columns alone.
+//
+// A program (transformer_rtc/ops/softmax/kernels.py) defines, before it includes a kernel, what is in upper case here
+// and not defined here: types, numbers, and macros that are 0 or 1. CLUSTER, GRID: how the CTAs of a row exchange
+// values. REPEATS: whether a CTA takes several rows in turn.
+#pragma once
+
+#include "row_reduce.cuh"
+#include "softmax/scores.cuh"
+
+namespace trtc {
+
+// Columns of a CTA's slice.
+TRTC_DEVICE int slice_of(int columns) {
+  constexpr int unit = CTAS_PER_ROW * VEC_SIZE;
+  return CTAS_PER_ROW == 1 ? columns : (columns / unit + (columns % unit != 0)) * VEC_SIZE;
+}
+
+#if CAUSAL
+TRTC_DEVICE Range range_of_row(const Params& params, int64 row) { return causal_range(params, query_of(params, row)); }
+#else
+TRTC_DEVICE Range range_of_row(const Params& params, int64 row) { return {0, params.columns}; }
+#endif
+
+// Whether a vector at this column may have columns that take part.
+TRTC_DEVICE bool is_in_range(int column, const Range& range) {
+  return !CAUSAL || (column > range.begin - VEC_SIZE && column < range.end);
+}
+
+// -infinity in every element of a word.
+template <class T>
+TRTC_DEVICE uint32 minus_infinity_word() {
+  return sizeof(T) == 4 ? minus_infinity_bits<T>() : minus_infinity_bits<T>() * 0x10001u;
+}
+
+// Over the places of a vector.
+TRTC_DEVICE float sum_of_places(const float (&of_place)[VEC_SIZE]) {
+  float sum[VEC_SIZE];
+#pragma unroll
+  for (int i = 0; i < VEC_SIZE; ++i) sum[i] = of_place[i];
+#pragma unroll
+  for (int distance = VEC_SIZE / 2; distance >= 1; distance /= 2) {
+#pragma unroll
+    for (int i = 0; i < distance; ++i) sum[i] += sum[i + distance];
+  }
+  return sum[0];
+}
+
+// ---- Between the CTAs that share a row ------------------------------------------------------------------------------
+
+// EXCHANGED values of each CTA for a row, in one of the buffers in turn (row_reduce.cuh).
+struct RowExchange {
+  int rank;  // of this CTA among those that share its row
+  uint32 round;
+  float* buffers;
+#if CLUSTER
+  uint64* barriers;
+#else
+  uint32* arrived;
+#endif
+};
+constexpr int EXCHANGE_BUFFERS = REPEATS ? 2 : 1;
+
+TRTC_DEVICE RowExchange begin_exchange(const Params& params) {
+  RowExchange exchange = {};
+  exchange.rank = static_cast<int>(cta_index() % CTAS_PER_ROW);
+#if CLUSTER
+  TRTC_SHARED(float, buffers, EXCHANGE_BUFFERS * EXCHANGED * CTAS_PER_ROW);
+  TRTC_SHARED(uint64, barriers, EXCHANGE_BUFFERS);
+  exchange.buffers = buffers;
+  exchange.barriers = barriers;
+  begin_cluster_exchange<CTAS_PER_ROW, EXCHANGE_BUFFERS, EXCHANGED>(barriers);
+#elif GRID
+  constexpr int words = grid_workspace_words(CTAS_PER_ROW, EXCHANGE_BUFFERS, EXCHANGED);
+  exchange.arrived = static_cast<uint32*>(params.workspace) + cta_index() / CTAS_PER_ROW * words;
+  exchange.buffers = reinterpret_cast<float*>(exchange.arrived + EXCHANGE_BUFFERS);
+#endif
+  return exchange;
+}
+
+// Thread i gets the values of CTA i % CTAS_PER_ROW.
+TRTC_DEVICE void exchange_values(RowExchange& exchange, float (&values)[EXCHANGED]) {
+  const uint32 buffer = exchange.round % EXCHANGE_BUFFERS, times = exchange.round / EXCHANGE_BUFFERS;
+  float* const of_round = exchange.buffers + buffer * (EXCHANGED * CTAS_PER_ROW);
+#if CLUSTER
+  if (exchange.round == 0) cluster_wait();
+  send_to_cluster<CTAS_PER_ROW>(values, of_round, exchange.barriers + buffer, exchange.rank);
+  receive_from_cluster<CTAS_PER_ROW, REPEATS>(values, of_round, exchange.barriers + buffer, times % 2);
+#elif GRID
+  send_to_grid<CTAS_PER_ROW>(values, of_round, exchange.arrived + buffer, exchange.rank);
+  receive_from_grid<CTAS_PER_ROW>(values, of_round, exchange.arrived + buffer, times);
+#endif
+  ++exchange.round;
+}
+
+}  // namespace trtc
