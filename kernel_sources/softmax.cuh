@@ -153,37 +153,10 @@ TRTC_DEVICE typename Config::Part softmax_part(int thread, int shift, int column
   return {thread, shift, min(columns - first, capacity), here.begin, here.end};
 }
 
-// The bits of y of an element that did not take part, and whether one did. Whatever its dy is, its dx is 0, and its dy
-// counts as 0.
-template <bool Logarithm, class Input>
-TRTC_DEVICE uint32 absent_bits() {
-  return Logarithm ? minus_infinity_bits<Input>() : 0;
-}
-template <bool Logarithm>
-TRTC_DEVICE bool took_part(float y) {
-  return y != (Logarithm ? minus_infinity() : 0.0f);
-}
-
-// What an element adds to the sum of a row's gradients, of which dy is 0 where it did not take part; and its own
-// gradient, where it did.
-template <bool Logarithm>
-TRTC_DEVICE float gradient_term(float y, float dy) {
-  return Logarithm ? dy : dy * y;
-}
-
 template <bool Logarithm, class Input, class Gradient, int N>
 TRTC_DEVICE void gradient_terms(const Vec<Input, N>& y, const Vec<Gradient, N>& dy, float (&term)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) term[i] = gradient_term<Logarithm>(y.get(i), dy.get(i));
-}
-
-template <bool Logarithm, class Output>
-TRTC_DEVICE float gradient_of(float y, float dy, float sum, float scale) {
-  if constexpr (Logarithm) {
-    return scale * fused_multiply_add(-large_exponential_for<Output>(y), sum * (1.0f / large_one), dy);
-  } else {
-    return scale * (y * (dy - sum));
-  }
 }
 
 // ---- The gradient of a mask of floats -------------------------------------------------------------------------------

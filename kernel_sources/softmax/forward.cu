@@ -40,13 +40,10 @@ TRTC_DEVICE void load_scores(float (&v)[VECTORS][VEC_SIZE], const Params& params
 #endif
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
-    unpack<Input>(v[k], x_word[k]);
 #if CAUSAL
-    if (k * STRIDE < range.begin || k * STRIDE + VEC_SIZE > range.end) {
-#pragma unroll
-      for (int i = 0; i < VEC_SIZE; ++i) v[k][i] = range.has(k * STRIDE + i) ? v[k][i] : minus_infinity();
-    }
+    keep_range<Input>(x_word[k], minus_infinity_word<Input>(), k * STRIDE, range);
 #endif
+    unpack<Input>(v[k], x_word[k]);
 #if MASK_IS_ADDED
     float added[VEC_SIZE];
     unpack<Mask>(added, mask_word[k]);

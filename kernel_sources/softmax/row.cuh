@@ -35,6 +35,22 @@ TRTC_DEVICE bool is_in_range(int column, const Range& range) {
   return !CAUSAL || (column > range.begin - VEC_SIZE && column < range.end);
 }
 
+// Elements of a vector at this column that are not in the range become those of `fill`.
+template <class T>
+TRTC_DEVICE void keep_range(uint32 (&word)[words_of<T, VEC_SIZE>], uint32 fill, int column, const Range& range) {
+  if (!is_in_range(column, range) || (column >= range.begin && column + VEC_SIZE <= range.end)) return;
+#pragma unroll
+  for (int i = 0; i < words_of<T, VEC_SIZE>; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      word[i] = range.has(column + i) ? word[i] : fill;
+    } else {
+      const uint32 low = range.has(column + 2 * i) ? 0x0000ffffu : 0,
+                   high = range.has(column + 2 * i + 1) ? 0xffff0000u : 0;
+      word[i] = (word[i] & (low | high)) | (fill & ~(low | high));
+    }
+  }
+}
+
 // -infinity in every element of a word.
 template <class T>
 TRTC_DEVICE uint32 minus_infinity_word() {

@@ -1,5 +1,5 @@
 // Which elements of a row of softmax take part, and what their scores are made of: causal modes, masks, heads' sinks,
-// the scale.
+// the scale. And an element's gradient.
 #pragma once
 
 #include "exponential.cuh"
@@ -105,6 +105,35 @@ TRTC_DEVICE float scale_sign(const Params& params) {
 TRTC_DEVICE float masked_score(float x, float scale, float added) {
   const bool out_of_it = x == minus_infinity() || added == minus_infinity();
   return out_of_it ? minus_infinity() : fused_multiply_add(x, scale, added);
+}
+
+// ---- Gradients ------------------------------------------------------------------------------------------------------
+
+// The bits of y of an element that did not take part, and whether one did. Whatever its dy is, its dx is 0, and its dy
+// counts as 0.
+template <bool Logarithm, class Input>
+TRTC_DEVICE uint32 absent_bits() {
+  return Logarithm ? minus_infinity_bits<Input>() : 0;
+}
+template <bool Logarithm>
+TRTC_DEVICE bool took_part(float y) {
+  return y != (Logarithm ? minus_infinity() : 0.0f);
+}
+
+// What an element adds to the sum of a row's gradients, of which dy is 0 where it did not take part; and its own
+// gradient, where it did.
+template <bool Logarithm>
+TRTC_DEVICE float gradient_term(float y, float dy) {
+  return Logarithm ? dy : dy * y;
+}
+
+template <bool Logarithm, class Output>
+TRTC_DEVICE float gradient_of(float y, float dy, float sum, float scale) {
+  if constexpr (Logarithm) {
+    return scale * fused_multiply_add(-large_exponential_for<Output>(y), sum * (1.0f / large_one), dy);
+  } else {
+    return scale * (y * (dy - sum));
+  }
 }
 
 }  // namespace trtc

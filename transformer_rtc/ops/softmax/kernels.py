@@ -65,7 +65,7 @@ class _SoftmaxSpec(KernelSpec):
         return MINIMAL
 
     def _program(self, template: str, types: dict[str, DType], flags: dict[str, bool], resident: int = 1024) -> str:
-        if not self.unaligned and template == "softmax_forward" and not self.config.staged:
+        if not self.unaligned and not self.config.staged:
             return self._whole_program(template, types, flags, resident)
         config = self.config
         source = "softmax_staged.cu" if config.staged else f"{template}.cu"
@@ -90,7 +90,7 @@ class _SoftmaxSpec(KernelSpec):
         file = "staged" if config.staged else function.removeprefix("softmax_")
         ways = {
             "CHUNKED": config.chunked,
-            "PREFETCHES": config.in_turn,
+            "PREFETCHED": config.in_turn,
             "CLUSTER": config.exchange == "cluster",
             "GRID": config.exchange == "grid",
             "REPEATS": config.takes_turns or config.exchange == "grid",
