@@ -77,7 +77,7 @@ constexpr TRTC_DEVICE int reduced_floats(int threads_per_row, int rows_per_cta, 
 // `Folds`: of 2 or 4 values, a part of the lanes adds up each, where that is fewer instructions (12, not 20, for two of
 // several warps; but one more that waits: not where few rows are in flight). The order is another one then.
 //
-// `warps_here`: a launch may have fewer warps for the CTA's one row.
+// `warps_here`: a launch may have fewer warps for the CTA's one row. One alone needs no barrier.
 template <class Operation, int ThreadsPerRow, int RowsPerCta, bool Folds, int Count>
 TRTC_DEVICE void reduce_row(float (&values)[Count], float* shared, int warps_here = warps_of_row(ThreadsPerRow)) {
   static_assert(ThreadsPerRow <= 32 || ThreadsPerRow % 32 == 0, "a row is shared by part of a warp or by whole warps");
@@ -90,29 +90,31 @@ TRTC_DEVICE void reduce_row(float (&values)[Count], float* shared, int warps_her
 #pragma unroll
   for (int i = 0; i < kept; ++i) values[i] = reduce_lanes<Operation, group>(values[i]);
   if constexpr (warps > 1) {
-    // A part for each row, in it one for each value, and there a float for each warp.
-    const int thread = thread_index();
-    float* of_row = shared + (RowsPerCta == 1 ? 0 : thread / ThreadsPerRow) * warps * Count;
-    float* of_group = of_row + thread % 32 / group * warps;
-    const int warp = (RowsPerCta == 1 ? thread : thread % ThreadsPerRow) / 32;
+    if (warps_here > 1) {
+      // A part for each row, in it one for each value, and there a float for each warp.
+      const int thread = thread_index();
+      float* of_row = shared + (RowsPerCta == 1 ? 0 : thread / ThreadsPerRow) * warps * Count;
+      float* of_group = of_row + thread % 32 / group * warps;
+      const int warp = (RowsPerCta == 1 ? thread : thread % ThreadsPerRow) / 32;
 #pragma unroll
-    for (int i = 0; i < kept; ++i) {
-      if (thread % group == 0) of_group[i * warps + warp] = values[i];
-    }
-    cta_barrier();
-    // Every group of lanes reads and reduces all of them.
-    constexpr int places = power_of_two_from(warps);
-    constexpr int readers = places < group ? places : group;
-#pragma unroll
-    for (int i = 0; i < kept; ++i) {
-      float value = Operation::nothing();
-#pragma unroll
-      for (int first = 0; first < places; first += readers) {
-        const int place = first + thread % readers;
-        const float one = place < warps_here ? of_group[i * warps + place] : Operation::nothing();
-        value = first == 0 ? one : Operation::of(value, one);
+      for (int i = 0; i < kept; ++i) {
+        if (thread % group == 0) of_group[i * warps + warp] = values[i];
       }
-      values[i] = reduce_lanes<Operation, readers>(value);
+      cta_barrier();
+      // Every group of lanes reads and reduces all of them.
+      constexpr int places = power_of_two_from(warps);
+      constexpr int readers = places < group ? places : group;
+#pragma unroll
+      for (int i = 0; i < kept; ++i) {
+        float value = Operation::nothing();
+#pragma unroll
+        for (int first = 0; first < places; first += readers) {
+          const int place = first + thread % readers;
+          const float one = place < warps_here ? of_group[i * warps + place] : Operation::nothing();
+          value = first == 0 ? one : Operation::of(value, one);
+        }
+        values[i] = reduce_lanes<Operation, readers>(value);
+      }
     }
   }
   if constexpr (folds) {

@@ -65,7 +65,7 @@ class _SoftmaxSpec(KernelSpec):
         return MINIMAL
 
     def _program(self, template: str, types: dict[str, DType], flags: dict[str, bool], resident: int = 1024) -> str:
-        if not self.unaligned and not self.config.staged:
+        if not self.unaligned:
             return self._whole_program(template, types, flags, resident)
         config = self.config
         source = "softmax_staged.cu" if config.staged else f"{template}.cu"
@@ -89,6 +89,7 @@ class _SoftmaxSpec(KernelSpec):
         config = self.config
         file = "staged" if config.staged else function.removeprefix("softmax_")
         ways = {
+            "BACKWARD": function == "softmax_backward",
             "CHUNKED": config.chunked,
             "PREFETCHED": config.in_turn,
             "CLUSTER": config.exchange == "cluster",

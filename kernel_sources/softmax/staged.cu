@@ -1,0 +1,411 @@
+// Forward and backward of softmax for longer whole rows, which are in shared memory while the CTAs that share one work
+// on it: what is on its way depends on no register, and the loops over it have few instructions. softmax/forward.cu and
+// softmax/backward.cu have the formulas, and softmax/row.cuh the row partition.
+//
+// A launch may have fewer threads than THREADS, whole warps, by which that partition goes then. Vector i has the
+// columns from i * VEC_SIZE on of a CTA's slice. A thread copies its own vectors to shared memory, and no other one
+// sees them: so no barrier is needed, but for the sums.
+#pragma once
+
+#if BACKWARD
+#include "softmax/gradient.cuh"
+#else
+#include "softmax/totals.cuh"
+#endif
+
+namespace trtc {
+
+// The vectors of a slice that have columns which take part, from `first` to before `stop`; of these, a thread has `own`
+// and every threads_in_cta() further.
+struct Vectors {
+  Range range;  // of columns
+  int count;    // of all vectors of the slice
+  int first;
+  int stop;
+  int own;
+};
+
+TRTC_DEVICE Vectors vectors_of_slice(int columns, const Range& range) {
+  const int thread = thread_index();
+  Vectors found;
+  found.count = columns / VEC_SIZE;
+#if CAUSAL
+  found.range = {max(range.begin, 0), min(range.end, columns)};
+  found.first = found.range.begin / VEC_SIZE;
+  found.stop = found.range.end > found.range.begin ? (found.range.end + VEC_SIZE - 1) / VEC_SIZE : 0;
+  // Whole turns of the threads are before it. No integers are divided: a half more is at least 1/32 away from every
+  // quotient that is a whole number, and the approximation, up to 2^22 vectors, less than that from the quotient.
+  const float turns =
+      (static_cast<float>(found.first / 32) + 0.5f) * approximate_reciprocal(static_cast<float>(threads_in_cta() / 32));
+  found.own = thread + static_cast<int>(turns) * threads_in_cta();
+  if (found.own < found.first) found.own += threads_in_cta();
+#else
+  found.range = {0, columns};
+  found.first = 0;
+  found.stop = found.count;
+  found.own = thread;
+#endif
+  return found;
+}
+
+// Where an array begins in shared memory, behind one of so many elements of T.
+template <class T>
+TRTC_DEVICE int staged_bytes(int elements) {
+  return (elements * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+}
+
+// A thread's vectors of an array, on their way to shared memory: it may load them there once it has waited. Returns
+// whether the last one is this thread's.
+template <class T>
+TRTC_DEVICE bool fetch(T* staged, const T* from, const Vectors& vectors) {
+  constexpr int piece = alignment_of<T, VEC_SIZE>;  // bytes
+  constexpr int elements = piece / static_cast<int>(sizeof(T));
+  int vector = vectors.own;
+#pragma unroll 1
+  for (; vector < vectors.stop; vector += threads_in_cta()) {
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; i += elements) {
+      copy_async<piece, !CAUSAL>(staged + vector * VEC_SIZE + i, from + vector * VEC_SIZE + i);
+    }
+  }
+  return vector - threads_in_cta() == vectors.stop - 1;
+}
+
+#if CAUSAL
+// Columns of the first and the last vector that do not take part become those of `fill`, by the threads that have
+// these.
+template <class T>
+TRTC_DEVICE void blank(T* staged, uint32 fill, const Vectors& vectors, bool has_last) {
+  const int last = vectors.stop - 1;
+  if (last < vectors.first) return;
+  const bool has_first = vectors.own == vectors.first;
+  const int until = has_last ? last : has_first ? vectors.first : -1;
+#pragma unroll 1
+  for (int vector = has_first ? vectors.first : last; vector <= until; vector += max(last - vectors.first, 1)) {
+    uint32 word[words_of<T, VEC_SIZE>];
+    load_vector<VEC_SIZE, Space::shared>(word, staged + vector * VEC_SIZE);
+    keep_range<T>(word, fill, vector * VEC_SIZE, vectors.range);
+    store_vector<VEC_SIZE, Space::shared>(staged + vector * VEC_SIZE, word);
+  }
+}
+#endif
+
+// Over the threads of this CTA. One warp has a barrier only where others might still read what CTAs have exchanged.
+template <class Operation, bool Folds, int Count>
+TRTC_DEVICE void reduce_staged(float (&values)[Count], float* shared) {
+  if (GRID && threads_in_cta() == 32) cta_barrier();
+  reduce_row<Operation, THREADS, 1, Folds>(values, shared, threads_in_cta() / 32);
+}
+
+#if !BACKWARD
+
+// Whether scores are x, but for the scale, which goes into an exponential's multiply-add.
+constexpr bool SCALES_LATE = NARROW && !MASK_IS_ADDED;
+// Terms take the place of x.
+constexpr bool KEEPS_TERMS = !NARROW && is_same<Input, float> && !MASK_IS_ADDED && !LOGARITHM;
+// The mark of what is excluded among these: -0.
+constexpr uint32 EXCLUDED = 0x80000000u;
+
+// A vector's scores, but for `factor`.
+TRTC_DEVICE void load_scores(float (&v)[VEC_SIZE], const Params& params, const Input* x, const Mask* mask) {
+  uint32 word[words_of<Input, VEC_SIZE>];
+  load_vector<VEC_SIZE, Space::shared>(word, x);
+  unpack<Input>(v, word);
+#if MASK_IS_ADDED
+  uint32 mask_word[words_of<Mask, VEC_SIZE>];
+  float added[VEC_SIZE];
+  load_vector<VEC_SIZE, Space::shared>(mask_word, mask);
+  unpack<Mask>(added, mask_word);
+#pragma unroll
+  for (int i = 0; i < VEC_SIZE; ++i) v[i] = masked_score(v[i], params.scale, added[i]);
+#else
+#pragma unroll
+  for (int i = 0; i < VEC_SIZE; ++i) v[i] = SCALES_LATE ? v[i] : v[i] * scale_magnitude(params);
+#endif
+}
+
+#if HAS_MASK && !MASK_IS_ADDED
+// Elements of x become -infinity where the mask excludes them.
+TRTC_DEVICE void apply_mask(uint32 (&x)[words_of<Input, VEC_SIZE>], const uint32 (&mask)[words_of<Mask, VEC_SIZE>]) {
+  constexpr int per_word = 4 / static_cast<int>(sizeof(Input));  // elements
+  constexpr uint32 first_bytes = per_word == 1 ? 0 : 0x1100u;    // of the mask, as spread_signs() takes them
+#pragma unroll
+  for (int i = 0; i < words_of<Input, VEC_SIZE>; ++i) {
+    const uint32 bytes = mask[i * per_word / 4];
+    // The top bit of each byte that is not 0.
+    const uint32 tops = ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes;
+    const uint32 out = spread_signs(MASK_KEEPS ? ~tops : tops, first_bytes + i * per_word % 4 * 0x1111u);
+    x[i] = (x[i] & ~out) | (minus_infinity_word<Input>() & out);
+  }
+}
+#endif
+
+// Elements become those of the other vector that are larger, or where they are NaN.
+TRTC_DEVICE void keep_larger(uint32 (&word)[words_of<Input, VEC_SIZE>],
+                             const uint32 (&other)[words_of<Input, VEC_SIZE>]) {
+#pragma unroll
+  for (int i = 0; i < words_of<Input, VEC_SIZE>; ++i) {
+    if constexpr (sizeof(Input) == 4) {
+      word[i] = bits_from_float(larger(float_from_bits(word[i]), float_from_bits(other[i])));
+    } else {
+      word[i] = larger_halves<Input>(word[i], other[i]);
+    }
+  }
+}
+
+TRTC_DEVICE void softmax_forward(const Params& params) {
+  // For y of floats, the terms of the largest score, which are 1, are counted apart, as softmax/forward.cu says.
+  constexpr bool counts = !NARROW;
+  constexpr int turns = REPEATS ? 2 : 1;  // rows that follow each other use shared memory in turn
+  constexpr int of_one = reduced_floats(THREADS, 1, 1);
+  constexpr int sums = counts ? 2 : 1;
+  TRTC_SHARED(float, warp_largest, turns* of_one);
+  TRTC_SHARED(float, warp_sums, turns * sums * of_one);
+  TRTC_DYNAMIC_SHARED(char, shared);
+
+  const int thread = thread_index(), threads = threads_in_cta();
+  const int slice = slice_of(params.columns);
+  RowExchange exchange = begin_exchange(params);
+  const int first_column = exchange.rank * slice;
+  const int slice_columns = max(min(params.columns - first_column, slice), 0);
+  Input* const staged = reinterpret_cast<Input*>(shared);
+  Mask* const staged_mask = reinterpret_cast<Mask*>(shared + staged_bytes<Input>(slice));
+  const float factor = SCALES_LATE ? scale_magnitude(params) : 1.0f;
+  int parity = 0;
+
+  int64 turn = cta_index() / CTAS_PER_ROW;
+  do {
+    int64 row = turn;
+#if HAS_MASK
+    row = row_of_masked_turn(params, turn);
+#endif
+    const Input* const x = static_cast<const Input*>(params.x) + first_column +
+                           row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+    Output* const out = static_cast<Output*>(params.out) + first_column +
+                        row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
+    const Vectors vectors = vectors_of_slice(slice_columns, range_of_row(params, row).from(first_column));
+    [[maybe_unused]] const bool has_last = fetch(staged, x, vectors);
+#if HAS_MASK
+    fetch(staged_mask, static_cast<const Mask*>(params.mask) + mask_offset(params, row) + first_column, vectors);
+#endif
+    wait_async();
+#if CAUSAL
+    blank(staged, minus_infinity_word<Input>(), vectors, has_last);
+#endif
+
+    // ---- x takes the scale's sign
+    if (!MASK_IS_ADDED && !(params.scale > 0.0f)) {
+      const float sign = scale_sign(params);
+#pragma unroll 1
+      for (int vector = vectors.own; vector < vectors.stop; vector += threads) {
+        uint32 word[words_of<Input, VEC_SIZE>];
+        float v[VEC_SIZE];
+        load_vector<VEC_SIZE, Space::shared>(word, staged + vector * VEC_SIZE);
+        unpack<Input>(v, word);
+        // -infinity does not take part whatever the scale.
+#pragma unroll
+        for (int i = 0; i < VEC_SIZE; ++i) v[i] = v[i] == minus_infinity() ? v[i] : v[i] * sign;
+        pack<Input>(word, v);  // exact
+        store_vector<VEC_SIZE, Space::shared>(staged + vector * VEC_SIZE, word);
+      }
+    }
+
+    // ---- The largest score
+    float most[1] = {minus_infinity()};
+#if MASK_IS_ADDED
+#pragma unroll 1
+    for (int vector = vectors.own; vector < vectors.stop; vector += threads) {
+      float v[VEC_SIZE];
+      load_scores(v, params, staged + vector * VEC_SIZE, staged_mask + vector * VEC_SIZE);
+#pragma unroll
+      for (int i = 0; i < VEC_SIZE; ++i) most[0] = Largest::of(most[0], v[i]);
+    }
+#else
+    uint32 largest_word[words_of<Input, VEC_SIZE>];  // by place in a vector
+#pragma unroll
+    for (int i = 0; i < words_of<Input, VEC_SIZE>; ++i) largest_word[i] = minus_infinity_word<Input>();
+#pragma unroll 1
+    for (int vector = vectors.own; vector < vectors.stop; vector += threads) {
+      uint32 word[words_of<Input, VEC_SIZE>];
+      load_vector<VEC_SIZE, Space::shared>(word, staged + vector * VEC_SIZE);
+#if HAS_MASK
+      uint32 mask_word[words_of<Mask, VEC_SIZE>];
+      load_vector<VEC_SIZE, Space::shared>(mask_word, staged_mask + vector * VEC_SIZE);
+      apply_mask(word, mask_word);
+      store_vector<VEC_SIZE, Space::shared>(staged + vector * VEC_SIZE, word);
+#endif
+      keep_larger(largest_word, word);
+    }
+    float largest_at[VEC_SIZE];
+    unpack<Input>(largest_at, largest_word);
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; ++i) most[0] = Largest::of(most[0], largest_at[i]);
+    if (!SCALES_LATE) most[0] *= scale_magnitude(params);
+#endif
+    const float of_thread = most[0];
+    reduce_staged<Largest, false>(most, warp_largest + parity * of_one);
+    const float largest = most[0];
+    const float about = largest == minus_infinity() ? 0.0f : largest;
+    const Exponentials<Input, Output, MASK_IS_ADDED> terms(about, factor);
+
+    // ---- The sum of terms about it
+    const bool has_ones = counts && of_thread - about == 0.0f;
+    float ones = 0.0f;
+    float sum_at[VEC_SIZE] = {};
+#pragma unroll 1
+    for (int vector = vectors.own; vector < vectors.stop; vector += threads) {
+      float v[VEC_SIZE], term[VEC_SIZE];
+      load_scores(v, params, staged + vector * VEC_SIZE, staged_mask + vector * VEC_SIZE);
+#pragma unroll
+      for (int i = 0; i < VEC_SIZE; ++i) term[i] = terms.of(v[i]);
+      if constexpr (KEEPS_TERMS) {
+        uint32 word[words_of<Input, VEC_SIZE>];
+        pack<Input>(word, term);
+#pragma unroll
+        for (int i = 0; i < (CAUSAL || HAS_MASK ? VEC_SIZE : 0); ++i) {
+          word[i] = v[i] == minus_infinity() ? EXCLUDED : word[i];
+        }
+        store_vector<VEC_SIZE, Space::shared>(staged + vector * VEC_SIZE, word);
+      }
+      if (has_ones) {
+#pragma unroll
+        for (int i = 0; i < VEC_SIZE; ++i) {
+          ones += v[i] == about ? 1.0f : 0.0f;
+          term[i] = v[i] == about ? 0.0f : term[i];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < VEC_SIZE; ++i) sum_at[i] += term[i];
+    }
+    float sum[sums];
+    sum[0] = sum_of_places(sum_at);
+    if (counts) sum[sums - 1] = ones;
+    reduce_staged<Sum, !REPEATS>(sum, warp_sums + parity * sums * of_one);
+    // Exactly 1 where one element takes part alone.
+    float total = terms.is_fused ? divide(sum[0], terms.peak) : sum[0] * (1.0f / large_one);
+    if (counts) total += sum[sums - 1];
+    if (total < 0.5f) total = 0.0f;  // nothing takes part
+    const bool stores = thread == 0 && exchange.rank == 0;
+    RowTotals totals = totals_of_row(params, exchange, row, true, stores, factor, largest, total, false);
+    if (terms.is_fused) totals.quotient *= approximate_reciprocal(terms.peak) * large_one;
+    const bool is_nan = (CAUSAL || HAS_MASK) && totals.sum != totals.sum;
+
+    // ---- y
+#pragma unroll 1
+    for (int vector = thread; vector < vectors.count; vector += threads) {
+      uint32 word[words_of<Output, VEC_SIZE>];
+#pragma unroll
+      for (int i = 0; i < words_of<Output, VEC_SIZE>; ++i) word[i] = LOGARITHM ? minus_infinity_word<Output>() : 0;
+      if (!CAUSAL || (vector >= vectors.first && vector < vectors.stop)) {
+        float v[VEC_SIZE], y[VEC_SIZE];
+        if (KEEPS_TERMS) {
+          uint32 term_word[words_of<Input, VEC_SIZE>];
+          load_vector<VEC_SIZE, Space::shared>(term_word, staged + vector * VEC_SIZE);
+          unpack<Input>(v, term_word);
+        } else {
+          load_scores(v, params, staged + vector * VEC_SIZE, staged_mask + vector * VEC_SIZE);
+        }
+#pragma unroll
+        for (int i = 0; i < VEC_SIZE; ++i) {
+          if (LOGARITHM) {
+            y[i] = logarithm_of(totals, v[i], factor);
+          } else {
+            y[i] = quotient_of(totals, KEEPS_TERMS ? v[i] : terms.of(v[i]));
+          }
+          if (KEEPS_TERMS && (CAUSAL || HAS_MASK)) y[i] += 0.0f;  // the mark is -0
+        }
+        if (!LOGARITHM && totals.is_small) {
+#pragma unroll
+          for (int i = 0; i < VEC_SIZE; ++i) y[i] *= 1.0f / large_one;
+        }
+        if (is_nan) {
+          // But for what is excluded, and -infinity beside it.
+#pragma unroll
+          for (int i = 0; i < VEC_SIZE; ++i) {
+            const bool is_out = KEEPS_TERMS ? bits_from_float(v[i]) == EXCLUDED : v[i] == minus_infinity();
+            if (is_out) y[i] = LOGARITHM ? minus_infinity() : 0.0f;
+          }
+        }
+        pack<Output>(word, y);
+      }
+      store_vector<VEC_SIZE>(out + vector * VEC_SIZE, word);
+    }
+    turn += ctas_in_grid() / CTAS_PER_ROW;
+    parity = (parity + 1) % turns;
+  } while (REPEATS && turn < params.rows);
+}
+
+#else
+
+TRTC_DEVICE void softmax_backward(const Params& params) {
+  constexpr int turns = REPEATS ? 2 : 1;  // rows that follow each other use shared memory in turn
+  constexpr int of_one = reduced_floats(THREADS, 1, 1);
+  TRTC_SHARED(float, warp_sums, turns* of_one);
+  TRTC_DYNAMIC_SHARED(char, shared);
+
+  const int thread = thread_index(), threads = threads_in_cta();
+  const int slice = slice_of(params.columns);
+  RowExchange exchange = begin_exchange(params);
+  const int first_column = exchange.rank * slice;
+  const int slice_columns = max(min(params.columns - first_column, slice), 0);
+  Input* const staged_y = reinterpret_cast<Input*>(shared);
+  Gradient* const staged_dy = reinterpret_cast<Gradient*>(shared + staged_bytes<Input>(slice));
+  int parity = 0;
+
+  int64 row = cta_index() / CTAS_PER_ROW;
+  do {
+    const Input* const y = static_cast<const Input*>(params.y) + first_column +
+                           row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
+    const Gradient* const dy = static_cast<const Gradient*>(params.dy) + first_column +
+                               row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
+    Output* const dx = static_cast<Output*>(params.dx) + first_column +
+                       row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
+    const Vectors vectors = vectors_of_slice(slice_columns, range_of_row(params, row).from(first_column));
+    [[maybe_unused]] const bool has_last = fetch(staged_y, y, vectors);
+    fetch(staged_dy, dy, vectors);
+    wait_async();
+#if CAUSAL
+    blank(staged_y, absent_word(), vectors, has_last);
+#endif
+
+    // ---- The sum over the row
+    float sum_at[VEC_SIZE] = {};
+#pragma unroll 1
+    for (int vector = vectors.own; vector < vectors.stop; vector += threads) {
+      uint32 y_word[words_of<Input, VEC_SIZE>];
+      uint32 dy_word[words_of<Gradient, VEC_SIZE>];
+      load_vector<VEC_SIZE, Space::shared>(y_word, staged_y + vector * VEC_SIZE);
+      load_vector<VEC_SIZE, Space::shared>(dy_word, staged_dy + vector * VEC_SIZE);
+      add_gradient_terms(sum_at, y_word, dy_word);
+    }
+    float sum[1] = {sum_of_places(sum_at)};
+    reduce_staged<Sum, false>(sum, warp_sums + parity * of_one);
+#if CLUSTER || GRID
+    exchange_values(exchange, sum);
+    sum[0] = reduce_lanes<Sum, CTAS_PER_ROW>(sum[0]);
+#endif
+#if LEAVES_SUMS
+    if (thread == 0 && exchange.rank == 0) static_cast<float*>(params.row_sums)[row] = sum[0];
+#endif
+
+    // ---- dx
+#pragma unroll 1
+    for (int vector = thread; vector < vectors.count; vector += threads) {
+      uint32 word[words_of<Output, VEC_SIZE>] = {};
+      if (!CAUSAL || (vector >= vectors.first && vector < vectors.stop)) {
+        uint32 y_word[words_of<Input, VEC_SIZE>];
+        uint32 dy_word[words_of<Gradient, VEC_SIZE>];
+        load_vector<VEC_SIZE, Space::shared>(y_word, staged_y + vector * VEC_SIZE);
+        load_vector<VEC_SIZE, Space::shared>(dy_word, staged_dy + vector * VEC_SIZE);
+        find_gradients(word, y_word, dy_word, sum[0], params.scale);
+      }
+      store_vector<VEC_SIZE>(dx + vector * VEC_SIZE, word);
+    }
+    row += ctas_in_grid() / CTAS_PER_ROW;
+    parity = (parity + 1) % turns;
+  } while (REPEATS && row < params.rows);
+}
+
+#endif
+
+}  // namespace trtc
