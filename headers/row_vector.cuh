@@ -61,12 +61,23 @@ TRTC_DEVICE void load_vector_if(uint32 (&word)[Words], const T* from, bool valid
   }
 }
 
-// From an aligned address of global memory if `valid`; else every word is `fill`.
+// From an aligned address of global memory if `valid`; else every word is `fill`. It has no branch: one would have
+// addresses computed in it, for each vector anew.
 template <int N, class T, int Words>
 TRTC_DEVICE void load_vector_or(uint32 (&word)[Words], uint32 fill, const T* from, bool valid) {
+  constexpr int bytes = N * sizeof(T);
+  static_assert(bytes >= 4 && Words == words_of<T, N>, "as many words as the elements have");
+  if constexpr (bytes >= 16) {
 #pragma unroll
-  for (int i = 0; i < Words; ++i) word[i] = fill;
-  if (valid) load_vector<N>(word, from);
+    for (int i = 0; i < Words; i += 4) {
+      load_16(word[i], word[i + 1], word[i + 2], word[i + 3], reinterpret_cast<const uint32*>(from) + i, valid, fill);
+    }
+  } else if constexpr (bytes == 8) {
+    load_8(word[0], word[1], from, valid, fill);
+  } else {
+    load_4(word[0], from, valid);
+    word[0] = valid ? word[0] : fill;
+  }
 }
 
 // To an aligned address, if `valid`.

@@ -126,7 +126,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       }
     }
     float sum[1] = {sum_of_places(sum_at)};
-    reduce_row<Sum, THREADS, ROWS_PER_CTA, false>(sum, warp_sums + turn * of_one);
+    sum[0] = reduce_row<Sum, THREADS, ROWS_PER_CTA>(sum[0], warp_sums + turn * of_one);
 #if CLUSTER || GRID
     exchange_values(exchange, sum);
     sum[0] = reduce_lanes<Sum, CTAS_PER_ROW>(sum[0]);

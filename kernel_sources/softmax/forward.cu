@@ -64,6 +64,7 @@ TRTC_DEVICE void load_scores(float (&v)[VECTORS][VEC_SIZE], const Params& params
   }
 }
 
+#if CAUSAL || HAS_MASK
 // Of a row that is NaN, y is NaN, but for what is excluded, and -infinity beside it. Rare: the text is there once.
 TRTC_DEVICE void store_nan(Output* out, const Input* x, const Mask* mask, int left, const Range& range, float nan) {
 #pragma unroll 1
@@ -93,17 +94,14 @@ TRTC_DEVICE void store_nan(Output* out, const Input* x, const Mask* mask, int le
     store_vector<1>(out + column, word);
   }
 }
+#endif
 
 TRTC_DEVICE void softmax_forward(const Params& params) {
-  // For y of floats, the terms of the largest score, which are 1, are counted apart: others that are added to them are
-  // rounded to their ulp, a dozen times in a row that one element dominates.
-  constexpr bool counts = !NARROW;
   // Rows and chunks that follow each other use shared memory in turn.
   constexpr int turns = REPEATS || CHUNKED ? 2 : 1;
   constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
-  constexpr int sums = counts ? 2 : 1;
   TRTC_SHARED(float, warp_largest, turns* of_one);
-  TRTC_SHARED(float, warp_sums, turns * sums * of_one);
+  TRTC_SHARED(float, warp_sums, turns*(COUNTS_ONES ? 2 : 1) * of_one);
 
   const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
   const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
@@ -138,32 +136,36 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     float v[VECTORS][VEC_SIZE];  // scores, and in their place the terms
     float largest = minus_infinity();
     float sum_at[VEC_SIZE] = {};
+#if COUNTS_ONES
     float ones_at[VEC_SIZE] = {};
+#endif
 #pragma unroll 1
     for (int first = 0; first == 0 || (CHUNKED && first < slice_columns); first += CHUNK) {
       const int left = left_of_row - first;
       const Range range = range_of_thread.from(first);
       load_scores(v, params, x + first, mask + first, left, range);
-      float most[1] = {v[0][0]};
+      float most = v[0][0];
 #pragma unroll
       for (int k = 0; k < VECTORS; ++k) {
 #pragma unroll
-        for (int i = 0; i < VEC_SIZE; ++i) most[0] = Largest::of(most[0], v[k][i]);
+        for (int i = 0; i < VEC_SIZE; ++i) most = larger(most, v[k][i]);
       }
-      reduce_row<Largest, THREADS, ROWS_PER_CTA, false>(most, warp_largest + turn * of_one);
-      if (CHUNKED) {
-        const float before = largest;
-        most[0] = Largest::of(before, most[0]);
-        if (before != minus_infinity()) {
-          const float less = exponential((before - most[0]) * factor);
+      most = reduce_row<Largest, THREADS, ROWS_PER_CTA>(most, warp_largest + turn * of_one);
+#if CHUNKED
+      const float before = largest;
+      most = larger(before, most);
+      if (before != minus_infinity()) {
+        const float less = exponential((before - most) * factor);
 #pragma unroll
-          for (int i = 0; i < VEC_SIZE; ++i) sum_at[i] *= less;
+        for (int i = 0; i < VEC_SIZE; ++i) sum_at[i] *= less;
+#if COUNTS_ONES
 #pragma unroll
-          for (int i = 0; i < (counts ? VEC_SIZE : 0); ++i) ones_at[i] *= less;
-        }
-        turn = (turn + 1) % turns;
+        for (int i = 0; i < VEC_SIZE; ++i) ones_at[i] *= less;
+#endif
       }
-      largest = most[0];
+      turn = (turn + 1) % turns;
+#endif
+      largest = most;
       const float about = largest == minus_infinity() ? 0.0f : largest;
 #pragma unroll
       for (int k = 0; k < VECTORS; ++k) {
@@ -172,19 +174,24 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
         for (int i = 0; i < VEC_SIZE; ++i) {
           const float below = v[k][i] - about;
           const float term = large_exponential_for<Output>(below, factor);
-          const bool is_one = counts && below == 0.0f;
-          sum_at[i] += is_one ? 0.0f : term;
-          if (is_one) ones_at[i] += 1.0f;
+#if COUNTS_ONES
+          sum_at[i] += below == 0.0f ? 0.0f : term;
+          if (below == 0.0f) ones_at[i] += 1.0f;
+#else
+          sum_at[i] += term;
+#endif
           if (!LOGARITHM) v[k][i] = term;
         }
       }
     }
-    float sum[sums];
-    sum[0] = sum_of_places(sum_at);
-    if (counts) sum[sums - 1] = sum_of_places(ones_at);
-    reduce_row<Sum, THREADS, ROWS_PER_CTA, turns == 1>(sum, warp_sums + turn * sums * of_one);
-    float total = sum[0] * (1.0f / large_one);
-    if (counts) total += sum[sums - 1];
+#if COUNTS_ONES
+    float sum[2] = {sum_of_places(sum_at), sum_of_places(ones_at)};
+    reduce_row<Sum, THREADS, ROWS_PER_CTA, turns == 1>(sum, warp_sums + turn * 2 * of_one);
+    float total = sum[0] * (1.0f / large_one) + sum[1];
+#else
+    float total = sum_of_places(sum_at);
+    total = reduce_row<Sum, THREADS, ROWS_PER_CTA>(total, warp_sums + turn * of_one) * (1.0f / large_one);
+#endif
     if (total < 0.5f) total = 0.0f;  // nothing takes part
 
     const bool stores = thread == 0 && exchange.rank == 0 && exists;
@@ -195,18 +202,23 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     for (int first = 0; first == 0 || (CHUNKED && first < slice_columns); first += CHUNK) {
       const int left = left_of_row - first;
       const Range range = range_of_thread.from(first);
-      if ((CAUSAL || HAS_MASK) && totals.sum != totals.sum) {
+#if CAUSAL || HAS_MASK
+      if (totals.sum != totals.sum) {
         store_nan(out + first, x + first, mask + first, left, range, totals.sum);
         continue;
       }
-      if (CHUNKED) load_scores(v, params, x + first, mask + first, left, range);
-      if (totals.is_small && !LOGARITHM && !CHUNKED) {
+#endif
+#if CHUNKED
+      load_scores(v, params, x + first, mask + first, left, range);
+#elif !LOGARITHM && (CLUSTER || GRID || HAS_SINK)
+      if (totals.is_small) {
 #pragma unroll
         for (int k = 0; k < VECTORS; ++k) {
 #pragma unroll
           for (int i = 0; i < VEC_SIZE; ++i) v[k][i] *= 1.0f / large_one;
         }
       }
+#endif
 #pragma unroll
       for (int k = 0; k < VECTORS; ++k) {
         uint32 word[words_of<Output, VEC_SIZE>];
@@ -216,14 +228,16 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
           float y[VEC_SIZE];
 #pragma unroll
           for (int i = 0; i < VEC_SIZE; ++i) {
-            if (LOGARITHM) {
-              y[i] = logarithm_of(totals, v[k][i], factor);
-            } else if (CHUNKED) {
-              const float term = large_exponential_for<Output>(v[k][i] - totals.about, factor);
-              y[i] = quotient_of(totals, term * (totals.is_small ? 1.0f / large_one : 1.0f));
-            } else {
-              y[i] = quotient_of(totals, v[k][i]);
-            }
+#if LOGARITHM
+            y[i] = fused_multiply_add(v[k][i] - totals.about, factor, totals.log_offset);
+#else
+            float term = v[k][i];
+#if CHUNKED
+            term = large_exponential_for<Output>(term - totals.about, factor);
+            if (totals.is_small) term *= 1.0f / large_one;
+#endif
+            y[i] = quotient_of(totals, term);
+#endif
           }
           pack<Output>(word, y);
         }

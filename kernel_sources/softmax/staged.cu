@@ -91,10 +91,10 @@ TRTC_DEVICE void blank(T* staged, uint32 fill, const Vectors& vectors, bool has_
 #endif
 
 // Over the threads of this CTA. One warp has a barrier only where others might still read what CTAs have exchanged.
-template <class Operation, bool Folds, int Count>
-TRTC_DEVICE void reduce_staged(float (&values)[Count], float* shared) {
+template <class Operation>
+TRTC_DEVICE float reduce_staged(float value, float* shared) {
   if (GRID && threads_in_cta() == 32) cta_barrier();
-  reduce_row<Operation, THREADS, 1, Folds>(values, shared, threads_in_cta() / 32);
+  return reduce_row<Operation, THREADS, 1>(value, shared, threads_in_cta() / 32);
 }
 
 #if !BACKWARD
@@ -154,13 +154,10 @@ TRTC_DEVICE void keep_larger(uint32 (&word)[words_of<Input, VEC_SIZE>],
 }
 
 TRTC_DEVICE void softmax_forward(const Params& params) {
-  // For y of floats, the terms of the largest score, which are 1, are counted apart, as softmax/forward.cu says.
-  constexpr bool counts = !NARROW;
   constexpr int turns = REPEATS ? 2 : 1;  // rows that follow each other use shared memory in turn
   constexpr int of_one = reduced_floats(THREADS, 1, 1);
-  constexpr int sums = counts ? 2 : 1;
   TRTC_SHARED(float, warp_largest, turns* of_one);
-  TRTC_SHARED(float, warp_sums, turns * sums * of_one);
+  TRTC_SHARED(float, warp_sums, turns*(COUNTS_ONES ? 2 : 1) * of_one);
   TRTC_DYNAMIC_SHARED(char, shared);
 
   const int thread = thread_index(), threads = threads_in_cta();
@@ -211,14 +208,14 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     }
 
     // ---- The largest score
-    float most[1] = {minus_infinity()};
+    float most = minus_infinity();
 #if MASK_IS_ADDED
 #pragma unroll 1
     for (int vector = vectors.own; vector < vectors.stop; vector += threads) {
       float v[VEC_SIZE];
       load_scores(v, params, staged + vector * VEC_SIZE, staged_mask + vector * VEC_SIZE);
 #pragma unroll
-      for (int i = 0; i < VEC_SIZE; ++i) most[0] = Largest::of(most[0], v[i]);
+      for (int i = 0; i < VEC_SIZE; ++i) most = larger(most, v[i]);
     }
 #else
     uint32 largest_word[words_of<Input, VEC_SIZE>];  // by place in a vector
@@ -239,18 +236,18 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     float largest_at[VEC_SIZE];
     unpack<Input>(largest_at, largest_word);
 #pragma unroll
-    for (int i = 0; i < VEC_SIZE; ++i) most[0] = Largest::of(most[0], largest_at[i]);
-    if (!SCALES_LATE) most[0] *= scale_magnitude(params);
+    for (int i = 0; i < VEC_SIZE; ++i) most = larger(most, largest_at[i]);
+    if (!SCALES_LATE) most *= scale_magnitude(params);
 #endif
-    const float of_thread = most[0];
-    reduce_staged<Largest, false>(most, warp_largest + parity * of_one);
-    const float largest = most[0];
+    const float largest = reduce_staged<Largest>(most, warp_largest + parity * of_one);
     const float about = largest == minus_infinity() ? 0.0f : largest;
     const Exponentials<Input, Output, MASK_IS_ADDED> terms(about, factor);
 
     // ---- The sum of terms about it
-    const bool has_ones = counts && of_thread - about == 0.0f;
+#if COUNTS_ONES
+    const bool has_ones = most - about == 0.0f;
     float ones = 0.0f;
+#endif
     float sum_at[VEC_SIZE] = {};
 #pragma unroll 1
     for (int vector = vectors.own; vector < vectors.stop; vector += threads) {
@@ -267,6 +264,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
         }
         store_vector<VEC_SIZE, Space::shared>(staged + vector * VEC_SIZE, word);
       }
+#if COUNTS_ONES
       if (has_ones) {
 #pragma unroll
         for (int i = 0; i < VEC_SIZE; ++i) {
@@ -274,20 +272,26 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
           term[i] = v[i] == about ? 0.0f : term[i];
         }
       }
+#endif
 #pragma unroll
       for (int i = 0; i < VEC_SIZE; ++i) sum_at[i] += term[i];
     }
-    float sum[sums];
-    sum[0] = sum_of_places(sum_at);
-    if (counts) sum[sums - 1] = ones;
-    reduce_staged<Sum, !REPEATS>(sum, warp_sums + parity * sums * of_one);
+    float total = sum_of_places(sum_at);
+#if COUNTS_ONES
+    float sum[2] = {total, ones};
+    reduce_row<Sum, THREADS, 1, !REPEATS>(sum, warp_sums + parity * 2 * of_one, threads / 32);
+    total = sum[0] * (1.0f / large_one) + sum[1];
+#else
+    total = reduce_staged<Sum>(total, warp_sums + parity * of_one);
     // Exactly 1 where one element takes part alone.
-    float total = terms.is_fused ? divide(sum[0], terms.peak) : sum[0] * (1.0f / large_one);
-    if (counts) total += sum[sums - 1];
+    total = terms.is_fused ? divide(total, terms.peak) : total * (1.0f / large_one);
+#endif
     if (total < 0.5f) total = 0.0f;  // nothing takes part
     const bool stores = thread == 0 && exchange.rank == 0;
     RowTotals totals = totals_of_row(params, exchange, row, true, stores, factor, largest, total, false);
+#if !LOGARITHM
     if (terms.is_fused) totals.quotient *= approximate_reciprocal(terms.peak) * large_one;
+#endif
     const bool is_nan = (CAUSAL || HAS_MASK) && totals.sum != totals.sum;
 
     // ---- y
@@ -307,17 +311,19 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
         }
 #pragma unroll
         for (int i = 0; i < VEC_SIZE; ++i) {
-          if (LOGARITHM) {
-            y[i] = logarithm_of(totals, v[i], factor);
-          } else {
-            y[i] = quotient_of(totals, KEEPS_TERMS ? v[i] : terms.of(v[i]));
-          }
+#if LOGARITHM
+          y[i] = fused_multiply_add(v[i] - totals.about, factor, totals.log_offset);
+#else
+          y[i] = quotient_of(totals, KEEPS_TERMS ? v[i] : terms.of(v[i]));
+#endif
           if (KEEPS_TERMS && (CAUSAL || HAS_MASK)) y[i] += 0.0f;  // the mark is -0
         }
-        if (!LOGARITHM && totals.is_small) {
+#if !LOGARITHM
+        if (totals.is_small) {
 #pragma unroll
           for (int i = 0; i < VEC_SIZE; ++i) y[i] *= 1.0f / large_one;
         }
+#endif
         if (is_nan) {
           // But for what is excluded, and -infinity beside it.
 #pragma unroll
@@ -379,7 +385,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       add_gradient_terms(sum_at, y_word, dy_word);
     }
     float sum[1] = {sum_of_places(sum_at)};
-    reduce_staged<Sum, false>(sum, warp_sums + parity * of_one);
+    sum[0] = reduce_staged<Sum>(sum[0], warp_sums + parity * of_one);
 #if CLUSTER || GRID
     exchange_values(exchange, sum);
     sum[0] = reduce_lanes<Sum, CTAS_PER_ROW>(sum[0]);

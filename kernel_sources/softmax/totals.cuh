@@ -2,31 +2,36 @@
 // whole rows.
 //
 // A term is 2^24 exp(v - m), so that those that are rounded to 0 as floats have all their digits. For a narrow y (not
-// float), scores are yet to be multiplied by `factor`, which goes into the one fused multiply-add of an exponential.
+// float: COUNTS_ONES is 0), scores are yet to be multiplied by `factor`, which goes into the one fused multiply-add of
+// an exponential.
+//
+// For y of floats (COUNTS_ONES), the terms of the largest score, which are 1, are counted apart: others that are added
+// to them are rounded to their ulp, a dozen times in a row that one element dominates.
 #pragma once
 
 #include "softmax/row.cuh"
 
 namespace trtc {
 
-constexpr bool NARROW = !is_same<Output, float>;
+constexpr bool NARROW = !COUNTS_ONES;
 
 struct RowTotals {
-  float sum;         // of exponentials; NaN where y is
-  float about;       // what scores are less for their terms
-  float log_offset;  // log(y) is (v - about) * factor + log_offset
-  float quotient;    // y is term * quotient, but for 2^-24 where `is_small`: it would lose digits
-  float rest;        // what `quotient` is rounded by
+  float sum;    // of exponentials; NaN where y is
+  float about;  // what scores are less for their terms
+#if LOGARITHM
+  float log_offset;  // y is (v - about) * factor + log_offset
+#else
+  float quotient;  // y is term * quotient, but for 2^-24 where `is_small`: it would lose digits
+  float rest;      // what `quotient` is rounded by
   bool is_small;
+#endif
 };
 
-TRTC_DEVICE float logarithm_of(const RowTotals& totals, float v, float factor) {
-  return fused_multiply_add(v - totals.about, factor, totals.log_offset);
-}
-
+#if !LOGARITHM
 TRTC_DEVICE float quotient_of(const RowTotals& totals, float term) {
   return NARROW ? term * totals.quotient : fused_multiply_add(term, totals.quotient, term * totals.rest);
 }
+#endif
 
 // `largest`, `total`: of this CTA's slice. `again`: its terms are taken again, about what is the row's largest. By one
 // thread of a row that `stores`, lse is written.
@@ -51,25 +56,31 @@ TRTC_DEVICE RowTotals totals_of_row(const Params& params, RowExchange& exchange,
 #if HAS_SINK
   // One more term of the sum.
   const float sink = exists ? sink_of<Sink>(params, row) : minus_infinity();
-  const float most = Largest::of(nothing ? minus_infinity() : base, sink);
+  const float most = larger(nothing ? minus_infinity() : base, sink);
   common = most == minus_infinity() ? 0.0f : most;
   total = nothing ? 0.0f : total * exponential(base - common);
   total += exponential(sink - common);
 #endif
   RowTotals found;
   found.sum = total;
+#if HAS_LSE || LOGARITHM
   const float log_sum = total == 0.0f ? 0.0f : logarithm(total);
+#endif
 #if HAS_LSE
   if (stores) static_cast<float*>(params.lse)[row] = total == 0.0f ? minus_infinity() : common + log_sum;
 #endif
   found.about = again ? row_about : largest == minus_infinity() ? 0.0f : largest;
+#if LOGARITHM
   float correction = (found.about - row_about) * factor;
-  float multiplier = again ? 1.0f : of_cta;
 #if HAS_SINK
   correction += base - common;
-  multiplier *= nothing ? 0.0f : exponential(base - common);
 #endif
   found.log_offset = (largest == minus_infinity() ? 0.0f : correction) - log_sum;
+#else
+  float multiplier = again ? 1.0f : of_cta;
+#if HAS_SINK
+  multiplier *= nothing ? 0.0f : exponential(base - common);
+#endif
   // Where nothing takes part, y is 0.
   const float inverse = nothing ? 0.0f : approximate_reciprocal(total);
   const float inverse_rest = fused_multiply_add(-total, inverse, 1.0f) * inverse;
@@ -81,6 +92,7 @@ TRTC_DEVICE RowTotals totals_of_row(const Params& params, RowExchange& exchange,
     found.quotient *= 1.0f / large_one;
     found.rest *= 1.0f / large_one;
   }
+#endif
   return found;
 }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...request import LaunchRule
-from ...spec import BOOL, DType, Field, KernelSpec, Params
+from ...spec import BOOL, FLOAT32, DType, Field, KernelSpec, Params
 from ..programs import (
     GEOMETRY,
     MINIMAL,
@@ -90,6 +90,7 @@ class _SoftmaxSpec(KernelSpec):
         file = "staged" if config.staged else function.removeprefix("softmax_")
         ways = {
             "BACKWARD": function == "softmax_backward",
+            "COUNTS_ONES": types["Output"] is FLOAT32,
             "CHUNKED": config.chunked,
             "PREFETCHED": config.in_turn,
             "CLUSTER": config.exchange == "cluster",
