@@ -9,8 +9,7 @@ namespace trtc {
 // Block b has the columns b * N - shift + i of the part: `shift` elements are between the part's first one and the
 // multiple of N elements before it. Thread t has every block from t on that is a multiple of the CTA's threads behind
 // it, which no other one sees. A kernel is for any number of warps up to 16. `Whole`: all columns are used.
-// `Aligned`: the part is whole blocks, and every array of it is aligned.
-template <int N, bool Whole, bool Aligned>
+template <int N, bool Whole>
 struct Blocks {
   int threads;
   int shift;
@@ -72,7 +71,7 @@ struct Blocks {
   }
 
   // Whether the first or the last block has anything but columns of the part.
-  TRTC_DEVICE bool has_edges() const { return !Aligned && (shift > 0 || (columns + shift) % N != 0); }
+  TRTC_DEVICE bool has_edges() const { return shift > 0 || (columns + shift) % N != 0; }
 
   // Columns that are not used become `bits`, in the first and the last block that are, by the threads which have these;
   // `has_last`: as fetch() told.
@@ -95,12 +94,8 @@ struct Blocks {
   // To the part's first column on; `whole`: the blocks that are inside it, where this array is aligned; else none.
   template <class T>
   TRTC_DEVICE void store(const Vec<T, N>& value, T* part, int block, const Run& whole) const {
-    T* to = part + column(block);
-    if constexpr (Aligned) {
-      value.store(to, true);
-      return;
-    }
     const bool is_whole = whole.has(block);
+    T* to = part + column(block);
     value.store(to, is_whole);
     if (!is_whole) value.store_each(to, -column(block), columns - column(block));
   }
@@ -111,10 +106,9 @@ struct Blocks {
     constexpr int bytes = Vec<T, N>::bytes;
     constexpr int piece = bytes < 16 ? bytes : 16;
     constexpr int of_piece = piece / static_cast<int>(sizeof(T));
+    const Run whole = inside(aligned, 0, columns);
     const int last = stop() - 1;
     if (last < first()) return false;
-    Run whole{0, last + 1};
-    if constexpr (!Aligned) whole = inside(aligned, 0, columns);
     const int last_whole = min(last, whole.stop - 1);
     int behind = own < whole.first ? own + threads : own;  // this thread's block behind the last whole one
 #pragma unroll 1
@@ -126,7 +120,7 @@ struct Blocks {
     }
     // Nothing is divided to find out: at most one block is behind the last whole one.
     const bool has_last = (last == last_whole ? behind - threads : behind) == last;
-    if (Aligned || (whole.first <= first() && last == last_whole)) return has_last;
+    if (whole.first <= first() && last == last_whole) return has_last;
     // All; or the first and the last one, which neighbouring threads bring at once.
     const bool brings_first = own == first() && own < whole.first;
     const bool brings_last = has_last && last > last_whole;

@@ -9,9 +9,8 @@ namespace trtc {
 // Slot i of Vec k of a thread has the column (k * Threads + thread) * N + i - shift of the part. `shift` elements are
 // between the part's first one and the multiple of N elements before it, so every Vec is aligned in memory. The slots
 // that this leaves before the part, `shift` of thread 0, have its last columns instead: at every alignment, a part of
-// Threads * Steps * N columns fits. Where not `Ranged`, `begin` is 0 and `end` is `columns`. `Whole`: the part is whole
-// Vecs at aligned addresses; there is no shift.
-template <int Threads, int Steps, int N, bool Ranged, bool Whole>
+// Threads * Steps * N columns fits. Where not `Ranged`, `begin` is 0 and `end` is `columns`.
+template <int Threads, int Steps, int N, bool Ranged>
 struct Slots {
   enum : int { stride = Threads * N, capacity = stride * Steps, vector = N };
   // Whether the ends of rows are stored by halves: of short rows, which have few other Vecs (softmax of 49, 63 and 127
@@ -30,7 +29,7 @@ struct Slots {
     return k == 0 && first < 0 ? first + capacity : first;
   }
   // Whether the first Vec has slots before the part.
-  TRTC_DEVICE bool has_head() const { return !Whole && thread == 0 && shift > 0; }
+  TRTC_DEVICE bool has_head() const { return thread == 0 && shift > 0; }
   // Whether they have the part's last columns, or some of them. Float32, 400 keys: 0.93 of a copy, and 0.89 by stop().
   TRTC_DEVICE bool has_late() const { return has_head() && (Ranged ? stop() : columns + shift) > capacity; }
   // Whether Vec k may have columns that are used.
@@ -41,7 +40,7 @@ struct Slots {
 
   // Whether each slot has its column, and all are used: no array needs settle(), and few instructions are on the way of
   // such a row (softmax's backward, 16 rows of 4096 keys: 0.3 us of 2.1 in a graph).
-  TRTC_DEVICE bool is_full() const { return !Whole && !Ranged && shift == 0 && columns == capacity; }
+  TRTC_DEVICE bool is_full() const { return !Ranged && shift == 0 && columns == capacity; }
   // Arrays of such a part's columns, that are aligned.
   template <class T>
   TRTC_DEVICE void bring_full(Vec<T, N> (&value)[Steps], const T* part) const {
@@ -59,15 +58,6 @@ struct Slots {
   // `MayBeFull`: a full part is brought as any other.
   template <bool MayBeFull = true, class T>
   TRTC_DEVICE bool bring(Vec<T, N> (&value)[Steps], const T* part, uint32 fill, Beside beside, bool aligned) const {
-    if constexpr (Whole) {
-#pragma unroll
-      for (int k = 0; k < Steps; ++k) {
-        const int slot = k * stride + thread * N;
-        value[k].fill(fill);
-        if (slot < stop() && (!Ranged || slot + N > start())) value[k].load_aligned(part + slot);
-      }
-      return Ranged;
-    }
     if constexpr (MayBeFull && !Ranged) {
       // Ahead of the branch, behind which there is much text (forward, 16 rows of 4096 keys: 1.87 us in a graph, and
       // 1.82). Masked, 1024 keys: 0.915 of a copy, and 0.90 without a way of its own.
@@ -111,14 +101,13 @@ struct Slots {
   // of a part's first and last Vec, 0.61.
   template <class T>
   TRTC_DEVICE void settle(Vec<T, N> (&value)[Steps], const T* part, uint32 fill, bool any = false) const {
-    if (!any && (Ranged || !Whole)) {
+    if (!any) {
 #pragma unroll
       for (int k = 0; k < Steps; ++k) {
         const int slot = k * stride + thread * N;
         if (slot < stop() && (slot < start() || slot + N > stop())) value[k].keep(start() - slot, stop() - slot, fill);
       }
     }
-    if constexpr (Whole) return;
     if (has_late()) {
       Vec<T, N> late;
       late.load_part(part - shift + capacity, 0, columns + shift - capacity);
@@ -130,14 +119,6 @@ struct Slots {
   // All of the part's columns.
   template <class T>
   TRTC_DEVICE void store(const Vec<T, N> (&value)[Steps], T* part, bool aligned) const {
-    if constexpr (Whole) {
-#pragma unroll
-      for (int k = 0; k < Steps; ++k) {
-        const int slot = k * stride + thread * N;
-        value[k].store(part + slot, slot < columns);
-      }
-      return;
-    }
     T* of_slots = part - shift;
     const int end = max(columns, 0) + shift, last = end / N;
     const bool head = has_head(), tail = end % N != 0 && last % Threads == thread;

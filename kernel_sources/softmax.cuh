@@ -18,7 +18,7 @@ namespace trtc {
 // What a kernel's program says of it (transformer_rtc/ops/softmax/kernels.py), and what follows.
 template <class Traits>
 struct SoftmaxConfig : Traits {
-  using Part = Slots<Traits::threads, Traits::steps, Traits::vector, Traits::causal, Traits::whole>;
+  using Part = Slots<Traits::threads, Traits::steps, Traits::vector, Traits::causal>;
   enum : int { vectors_per_row = Traits::vector * Traits::ctas_per_row };
   static constexpr TRTC_DEVICE Exchange exchange() { return exchange_of<Traits>(); }
 };

@@ -29,8 +29,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   const auto* all_y = static_cast<const Input*>(params.y) + place.first_column;
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
   auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
-  const bool shifted =
-      !Config::whole && !Config::tiled && !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
+  const bool shifted = !Config::tiled && !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
   Reduction reduction;
   reduction.begin(params, place.rank);
   const auto y_of = [&](int64 row) {
@@ -41,10 +40,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   };
 
   // Whether rows come before their turn; else they are read when they have it.
-  const bool comes =
-      Config::in_turn &&
-      (Config::whole || (params.columns % N == 0 && !shifted &&
-                         rows_aligned<Gradient, N>(all_dy, params.dy_outer_stride, params.dy_inner_stride)));
+  const bool comes = Config::in_turn && params.columns % N == 0 && !shifted &&
+                     rows_aligned<Gradient, N>(all_dy, params.dy_outer_stride, params.dy_inner_stride);
   NextRow<Input, Config> next_y;
   NextRow<Gradient, Config> next_dy;
   const auto fetch = [&](int64 row) {
@@ -77,8 +74,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     const Gradient* dy = dy_of(row);
     Output* dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
     const int shift = shifted ? elements_past<N>(y) : 0;
-    const bool dy_aligned = Config::whole || rows_aligned<Gradient, N>(dy - shift, 0, 0);
-    const bool dx_aligned = Config::whole || rows_aligned<Output, N>(dx - shift, 0, 0);
+    const bool dy_aligned = rows_aligned<Gradient, N>(dy - shift, 0, 0);
+    const bool dx_aligned = rows_aligned<Output, N>(dx - shift, 0, 0);
 
     Vec<Input, N> of_y[steps];
     Vec<Gradient, N> of_dy[steps];

@@ -111,8 +111,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
   const auto place = softmax_place<Config>(params);
   const auto* all_x = static_cast<const Input*>(params.x) + place.first_column;
   auto* all_out = static_cast<Output*>(params.out) + place.first_column;
-  const bool shifted =
-      !Config::whole && !Config::tiled && !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
+  const bool shifted = !Config::tiled && !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
   const bool apart = rows_apart<N>(params, params.columns, params.x_outer_stride, params.x_inner_stride);
   const float factor = Row::factor(params);
   Reduction reduction;
@@ -142,7 +141,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     }
     Output* out = all_out + row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
     const int shift = shifted ? elements_past<N>(in.x) : 0;
-    const bool out_aligned = Config::whole || rows_aligned<Output, N>(out - shift, 0, 0);
+    const bool out_aligned = rows_aligned<Output, N>(out - shift, 0, 0);
 
     const auto term = [&](float v, float about) { return large_exponential_for<Output>(v - about, factor); };
 

@@ -9,7 +9,7 @@
 namespace trtc {
 
 template <class Config>
-using StagedBlocks = Blocks<Config::vector, !Config::causal, Config::whole>;
+using StagedBlocks = Blocks<Config::vector, !Config::causal>;
 
 // What a CTA has of a row.
 template <class Config, class Params>
@@ -41,7 +41,7 @@ TRTC_DEVICE void softmax_forward_staged(const Params& params) {
   auto* staged_mask = reinterpret_cast<Mask*>(shared + staged_bytes<Input>(Part::room(softmax_slice<Config>(params))));
   const auto* all_x = static_cast<const Input*>(params.x) + place.first_column;
   auto* all_out = static_cast<Output*>(params.out) + place.first_column;
-  const bool shifted = !Config::whole && !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
+  const bool shifted = !rows_aligned<Input, N>(all_x, params.x_outer_stride, params.x_inner_stride);
   const float scale = scale_magnitude(params);
   const float factor = folds ? scale : 1.0f;
   Reduction reduction;
@@ -245,7 +245,7 @@ TRTC_DEVICE void softmax_backward_staged(const Params& params) {
   const auto* all_y = static_cast<const Input*>(params.y) + place.first_column;
   const auto* all_dy = static_cast<const Gradient*>(params.dy) + place.first_column;
   auto* all_dx = static_cast<Output*>(params.dx) + place.first_column;
-  const bool shifted = !Config::whole && !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
+  const bool shifted = !rows_aligned<Input, N>(all_y, params.y_outer_stride, params.y_inner_stride);
   const bool y_apart = rows_apart<N>(params, params.columns, params.y_outer_stride, params.y_inner_stride);
   const bool dy_apart = rows_apart<N>(params, params.columns, params.dy_outer_stride, params.dy_inner_stride);
   Reduction reduction;

@@ -75,7 +75,6 @@ class _SoftmaxSpec(KernelSpec):
             "chunked": config.chunked,
             "in_turn": config.in_turn,
             "tiled": config.tiled,
-            "whole": not self.unaligned,
             "repeats": config.takes_turns or config.exchange == "grid",
         }
         return (
