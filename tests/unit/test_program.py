@@ -11,7 +11,8 @@ from transformer_rtc import _native, compiler, sources
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, DTYPES, FLOAT32, UINT8, Field, Params, TextSpec
 
 TEXTS = sources.texts()
-HEADERS = sorted(name for name in TEXTS if name.endswith(".cuh"))
+# What a family's kernels share, in its folder, is for one configuration.
+HEADERS = sorted(name for name in TEXTS if name.endswith(".cuh") and "/" not in name)
 # What only a CUDA compiler knows.
 PLATFORM = (
     r"__CUDA_ARCH__|\b(threadIdx|blockIdx|blockDim|gridDim|warpSize)\b|__shfl\w*|__shared__|__sync\w+|__nanosleep"
