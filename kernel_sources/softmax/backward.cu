@@ -14,8 +14,10 @@
 
 namespace trtc {
 
-constexpr int STRIDE = THREADS * VEC_SIZE;  // columns from a thread's vector to its next
-constexpr int CHUNK = VECTORS * STRIDE;
+enum : int {
+  STRIDE = THREADS * VEC_SIZE,  // columns from a thread's vector to its next
+  CHUNK = VECTORS * STRIDE,
+};
 
 #if PREFETCHED
 // A thread's vectors of a row, to its own place in shared memory: it may load them there once it has waited.

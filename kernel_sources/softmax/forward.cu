@@ -10,11 +10,13 @@
 
 namespace trtc {
 
-constexpr int STRIDE = THREADS * VEC_SIZE;  // columns from a thread's vector to its next
-constexpr int CHUNK = VECTORS * STRIDE;
+enum : int {
+  STRIDE = THREADS * VEC_SIZE,  // columns from a thread's vector to its next
+  CHUNK = VECTORS * STRIDE,
+};
 
 // The scale goes into an exponential's multiply-add.
-constexpr bool SCALES_LATE = NARROW && !MASK_IS_ADDED;
+enum : bool { SCALES_LATE = NARROW && !MASK_IS_ADDED };
 
 #if HAS_MASK && !MASK_IS_ADDED
 TRTC_DEVICE bool is_masked(uint32 word, int i) { return ((word >> i % 4 * 8 & 0xffu) != 0) != MASK_KEEPS; }
@@ -25,7 +27,7 @@ TRTC_DEVICE bool is_masked(uint32 word, int i) { return ((word >> i % 4 * 8 & 0x
 TRTC_DEVICE void load_scores(float (&v)[VECTORS][VEC_SIZE], const Params& params, const Input* x, const Mask* mask,
                              int left, const Range& range) {
   uint32 x_word[VECTORS][words_of<Input, VEC_SIZE>];
-  uint32 mask_word[VECTORS][words_of<Mask, VEC_SIZE>];
+  [[maybe_unused]] uint32 mask_word[VECTORS][words_of<Mask, VEC_SIZE>];
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {
     const bool is_read = k * STRIDE < left && is_in_range(k * STRIDE, range);

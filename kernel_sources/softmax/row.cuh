@@ -83,7 +83,7 @@ struct RowExchange {
   uint32* arrived;
 #endif
 };
-constexpr int EXCHANGE_BUFFERS = REPEATS ? 2 : 1;
+enum : int { EXCHANGE_BUFFERS = REPEATS ? 2 : 1 };
 
 TRTC_DEVICE RowExchange begin_exchange(const Params& params) {
   RowExchange exchange = {};
@@ -104,8 +104,8 @@ TRTC_DEVICE RowExchange begin_exchange(const Params& params) {
 
 // Thread i gets the values of CTA i % CTAS_PER_ROW.
 TRTC_DEVICE void exchange_values(RowExchange& exchange, float (&values)[EXCHANGED]) {
-  const uint32 buffer = exchange.round % EXCHANGE_BUFFERS, times = exchange.round / EXCHANGE_BUFFERS;
-  float* const of_round = exchange.buffers + buffer * (EXCHANGED * CTAS_PER_ROW);
+  [[maybe_unused]] const uint32 buffer = exchange.round % EXCHANGE_BUFFERS, times = exchange.round / EXCHANGE_BUFFERS;
+  [[maybe_unused]] float* const of_round = exchange.buffers + buffer * (EXCHANGED * CTAS_PER_ROW);
 #if CLUSTER
   if (exchange.round == 0) cluster_wait();
   send_to_cluster<CTAS_PER_ROW>(values, of_round, exchange.barriers + buffer, exchange.rank);

@@ -100,11 +100,11 @@ TRTC_DEVICE float reduce_staged(float value, float* shared) {
 #if !BACKWARD
 
 // Whether scores are x, but for the scale, which goes into an exponential's multiply-add.
-constexpr bool SCALES_LATE = NARROW && !MASK_IS_ADDED;
+enum : bool { SCALES_LATE = NARROW && !MASK_IS_ADDED };
 // Terms take the place of x.
-constexpr bool KEEPS_TERMS = !NARROW && is_same<Input, float> && !MASK_IS_ADDED && !LOGARITHM;
+enum : bool { KEEPS_TERMS = !NARROW && is_same<Input, float> && !MASK_IS_ADDED && !LOGARITHM };
 // The mark of what is excluded among these: -0.
-constexpr uint32 EXCLUDED = 0x80000000u;
+enum : uint32 { EXCLUDED = 0x80000000u };
 
 // A vector's scores, but for `factor`.
 TRTC_DEVICE void load_scores(float (&v)[VEC_SIZE], const Params& params, const Input* x, const Mask* mask) {

@@ -13,7 +13,7 @@
 
 namespace trtc {
 
-constexpr bool NARROW = !COUNTS_ONES;
+enum : bool { NARROW = !COUNTS_ONES };
 
 struct RowTotals {
   float sum;    // of exponentials; NaN where y is
@@ -38,7 +38,7 @@ TRTC_DEVICE float quotient_of(const RowTotals& totals, float term) {
 TRTC_DEVICE RowTotals totals_of_row(const Params& params, RowExchange& exchange, int64 row, bool exists, bool stores,
                                     float factor, float largest, float total, bool again) {
   float row_largest = largest;
-  float of_cta = 1.0f;  // from what this CTA's exponentials are about to what the row's are
+  [[maybe_unused]] float of_cta = 1.0f;  // from what this CTA's exponentials are about to what the row's are
 #if CLUSTER || GRID
   float values[2] = {largest, total};
   exchange_values(exchange, values);
@@ -51,8 +51,8 @@ TRTC_DEVICE RowTotals totals_of_row(const Params& params, RowExchange& exchange,
 #endif
   const float row_about = row_largest == minus_infinity() ? 0.0f : row_largest;
   const float base = row_about * factor;
-  float common = base;  // what the row's exponentials are about
-  const bool nothing = total == 0.0f;
+  [[maybe_unused]] float common = base;  // what the row's exponentials are about
+  [[maybe_unused]] const bool nothing = total == 0.0f;
 #if HAS_SINK
   // One more term of the sum.
   const float sink = exists ? sink_of<Sink>(params, row) : minus_infinity();

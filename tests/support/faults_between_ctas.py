@@ -290,7 +290,7 @@ deadlock exited_shared_memory: a CTA that nobody stores to | if (thread < 4) => 
     # One row in each of a few CTAs or groups of them: two warps, four vectors a thread and a ragged end.
     "norm": Norm(3, 250, NormConfig(64, 1, 4, 1), groups=3, rstd=True, faults=r"""
 early: sums of warps are read without a barrier | -cta_barrier(); after in_row / 32] = values[i];
-    @ if (thread % group == 0) of_group | slot < here ? of_group
+    @ of_group[i * warps + in_row | slot < here ? of_group
 race: a row's sum is stored by every thread | const bool tells = place.thread == 0 && => const bool tells =
 out_of_bounds: a ragged end is loaded as if it were whole
     | from + k * stride, left - k * stride); => from + k * stride, N);
@@ -314,8 +314,8 @@ race: rows that are together share their slot | shared + r * Config::slot_bytes;
 """),
     "layer_norm": Norm(3, 1000, NormConfig(64, 1, 8, 2, in_shared=True), groups=3, dtype=FLOAT16, norm="layer_norm",
         faults=r"""
-early: a row's shift is read without a barrier | -cta_barrier(); after of_row[i] = values[i];
-    @ if (in_row == 0) of_row[i] = values[i] | values[i] = of_row[i]
+early: a row's shift is read without a barrier | -cta_barrier(); after if (in_row == 0) of_row[i] = values[i];
+    @ if (in_row == 0) of_row[i] = values[i] | values[i] = of_row[i];\n    }
 """),
     "norm_misaligned": Norm(3, 251, NormConfig(32, 1, 8, 1), groups=3, dtype=FLOAT16, weight=False, shift=1, faults=r"""
 early: a vector that others put together is copied without a barrier

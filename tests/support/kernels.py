@@ -220,8 +220,9 @@ def table(architecture: int) -> tuple[Kernel, ...]:
         for spec, rule in case.stages(part):
             found.setdefault(spec.symbol, Kernel(spec, rule, part))
     # Not each on each: every other one on the architecture that the tables were tuned on.
-    for request in softmax_requests()[turn :: 2 if limits is _TUNED else len(ARCHITECTURES)]:
-        found |= {kernel.spec.symbol: kernel for kernel in kernels_of(request, limits)}
+    for number, request in enumerate(softmax_requests()[turn :: 2 if limits is _TUNED else len(ARCHITECTURES)]):
+        asked = request._replace(unaligned=number % 3 == 0)
+        found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}
     return *found.values(), *(Kernel(*general, limits) for general in general_kernels().values())
 
 
@@ -229,6 +230,7 @@ def table(architecture: int) -> tuple[Kernel, ...]:
 
 _NUMBERS = ("stages", "together", "ctas_per_row", "gradients")
 _MORE_THAN_ONE = ("chunks", "rows_per_cta")
+_PLAIN_LAYOUT = ("CHUNKED", "PREFETCHED", "CLUSTER", "GRID")
 _LAYOUT = ("in_shared", "ragged", "clusters", "chunked", "tiled", "in_turn", "stages", "together", "ctas_per_row")
 
 
@@ -245,6 +247,12 @@ def _features(spec: KernelSpec) -> set[tuple[str, ...]]:
     """Return what a kernel's text makes of its template: how it divides a row, and every two of its other traits."""
     program = spec.program
     template, arguments = _call(program)
+    if "#define" in program:
+        flags = re.findall(r"#define (\w+) 1\n", program)
+        numbers = dict(re.findall(r"  (\w+) = (\d+),\n", program))
+        layout = [*(name for name in _PLAIN_LAYOUT if name in flags), numbers["CTAS_PER_ROW"]]
+        found = [*flags, *re.findall(r"using (?:Input|Output) = (?:.*8|float);", program)]
+        return {(template, *layout), *((template, *pair) for pair in itertools.combinations(found, 2))}
     if "struct Traits" not in program:
         values = enumerate(re.sub(r"trtc::\w+|float", "", arguments).split(", "))
         return {(template, f"{place}: {value}") for place, value in values}

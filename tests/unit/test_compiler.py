@@ -299,6 +299,7 @@ def test_a_file_of_an_absolute_path_is_refused(quotes, tmp_path):
 def test_a_file_in_the_current_folder_does_not_replace_a_header_of_ours(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in sources.texts():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("#error a stray file\n")
     compile_spec(CASES[0])
 

@@ -105,8 +105,9 @@ def definitions(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: 
     lines = ['#include "types.cuh"', *(f"#define {name} {int(value)}" for name, value in flags.items())]
     lines.append("namespace trtc {")
     lines += [f"using {name} = {dtype.text};" for name, dtype in types.items()]
-    lines += [f"constexpr int {name} = {value};" for name, value in numbers.items()]
-    return "\n".join((*lines, "}", ""))
+    # An enum: a constexpr of a namespace is a variable in global memory, which a load of the kernel would fill.
+    lines += ["enum : int {", *(f"  {name} = {value}," for name, value in numbers.items()), "};", "}", ""]
+    return "\n".join(lines)
 
 
 # How a kernel of entry() is launched: it waits for the launch before it by itself.
