@@ -273,15 +273,24 @@ TRTC_DEVICE void load_16(uint32& a, uint32& b, uint32& c, uint32& d, const void*
   TRTC_PORTABLE(const uint4 value = trtc_simulator::load<uint4>(address); a = value.x; b = value.y; c = value.z; d = value.w;)
 }
 
+// From global memory, or zeros.
+TRTC_DEVICE void load_16(uint32& a, uint32& b, uint32& c, uint32& d, const void* address, bool valid) {
+  TRTC_PTX(asm volatile(
+      "{.reg .pred p; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
+      "setp.ne.b32 p, %5, 0; @p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
+      : "=&r"(a), "=&r"(b), "=&r"(c), "=&r"(d) : "l"(address), "r"(int32{valid}) : "memory");)
+  TRTC_PORTABLE(const uint4 value = valid ? trtc_simulator::load<uint4>(address) : uint4{0, 0, 0, 0}; a = value.x; b = value.y; c = value.z; d = value.w;)
+}
+
 // From global memory, or else `fill` in every word.
-TRTC_DEVICE void load_8(uint32& a, uint32& b, const void* address, bool valid, uint32 fill = 0) {
+TRTC_DEVICE void load_8(uint32& a, uint32& b, const void* address, bool valid, uint32 fill) {
   TRTC_PTX(asm volatile(
       "{.reg .pred p; mov.b32 %0, %4; mov.b32 %1, %4; setp.ne.b32 p, %3, 0; @p ld.global.v2.b32 {%0, %1}, [%2];}"
       : "=&r"(a), "=&r"(b) : "l"(address), "r"(int32{valid}), "r"(fill) : "memory");)
   TRTC_PORTABLE(const uint2 value = valid ? trtc_simulator::load<uint2>(address) : uint2{fill, fill}; a = value.x; b = value.y;)
 }
 
-TRTC_DEVICE void load_16(uint32& a, uint32& b, uint32& c, uint32& d, const void* address, bool valid, uint32 fill = 0) {
+TRTC_DEVICE void load_16(uint32& a, uint32& b, uint32& c, uint32& d, const void* address, bool valid, uint32 fill) {
   TRTC_PTX(asm volatile(
       "{.reg .pred p; mov.b32 %0, %6; mov.b32 %1, %6; mov.b32 %2, %6; mov.b32 %3, %6;"
       "setp.ne.b32 p, %5, 0; @p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
