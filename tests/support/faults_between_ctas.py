@@ -342,7 +342,8 @@ deadlock: the cluster's barrier expects a sum too many | i, exchanged * sizeof =
     "norm_grid": Norm(7, 1000, NormConfig(64, 1, 4, 1, 4, False, True), groups=2, rstd=True, faults=r"""
 race: the grid's sums are not acquired | Order::acquire) => Order::relaxed)
 race: the grid's sums are not released | Order::release) => Order::relaxed)
-race: threads do not wait for the one that meets the grid | -cta_barrier(); after - target) < 0) spin_hint();
+race: threads do not wait for the one that meets the grid
+    | -cta_barrier(); after workspace->arrived + buffer) - target) < 0) spin_hint();
 race: a row's target is the one before | (received / Buffers + 1u) * => (received / Buffers) *
 race: the rows of a grid share a counter
     | add_release_global(workspace->arrived + buffer, 1u) => add_release_global(workspace->arrived, 1u)
