@@ -45,22 +45,6 @@ TRTC_DEVICE void load_vector(uint32 (&word)[Words], const T* from) {
   }
 }
 
-// From an aligned address of global memory if `valid`, else zeros. 16 bytes and more have no branch: they are sent for
-// as soon as the address is known.
-template <int N, class T, int Words>
-TRTC_DEVICE void load_vector_if(uint32 (&word)[Words], const T* from, bool valid) {
-  if constexpr (N * sizeof(T) >= 16) {
-#pragma unroll
-    for (int i = 0; i < Words; i += 4) {
-      load_16(word[i], word[i + 1], word[i + 2], word[i + 3], reinterpret_cast<const uint32*>(from) + i, valid);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < Words; ++i) word[i] = 0;
-    if (valid) load_vector<N>(word, from);
-  }
-}
-
 // From an aligned address of global memory if `valid`; else every word is `fill`. It has no branch: one would have
 // addresses computed in it, for each vector anew.
 template <int N, class T, int Words>
