@@ -144,6 +144,28 @@ TRTC_DEVICE float reduce_row(float value, float* shared, int warps_here = warps_
   return value;
 }
 
+// All threads of a row that are in this CTA get the values of the first one. `shared`: RowsPerCta * Count floats,
+// unless a row is shared within a warp; free again as above.
+template <int ThreadsPerRow, int RowsPerCta, int Count>
+TRTC_DEVICE void broadcast_in_row(float (&values)[Count], float* shared) {
+  if constexpr (ThreadsPerRow <= 32) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      values[i] = shuffle_from(values[i], thread_index() % 32 / ThreadsPerRow * ThreadsPerRow);
+    }
+  } else {
+    float* of_row = shared + (RowsPerCta == 1 ? 0 : thread_index() / ThreadsPerRow) * Count;
+    const bool is_first = (RowsPerCta == 1 ? thread_index() : thread_index() % ThreadsPerRow) == 0;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (is_first) of_row[i] = values[i];
+    }
+    cta_barrier();
+#pragma unroll
+    for (int i = 0; i < Count; ++i) values[i] = of_row[i];
+  }
+}
+
 // ---- Between CTAs that share rows -----------------------------------------------------------------------------------
 // Each CTA sends its values to all of them, itself included; then thread i of each receives those of CTA i % Ctas, for
 // reduce_lanes<..., Ctas>() to reduce. A kernel that sends once has one buffer, [Count][Ctas] floats. One that goes on

@@ -64,6 +64,41 @@ TRTC_DEVICE void load_vector_or(uint32 (&word)[Words], uint32 fill, const T* fro
   }
 }
 
+// From an aligned address of global memory if `valid`, else zeros. 16 bytes and more have no branch: they are sent for
+// as soon as the address is known.
+template <int N, class T, int Words>
+TRTC_DEVICE void load_vector_if(uint32 (&word)[Words], const T* from, bool valid) {
+  if constexpr (N * sizeof(T) >= 16) {
+#pragma unroll
+    for (int i = 0; i < Words; i += 4) {
+      load_16(word[i], word[i + 1], word[i + 2], word[i + 3], reinterpret_cast<const uint32*>(from) + i, valid);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Words; ++i) word[i] = 0;
+    if (valid) load_vector<N>(word, from);
+  }
+}
+
+// From an address of global memory that is aligned to an element: the first `count` elements, and zeros.
+template <int N, class T, int Words>
+TRTC_DEVICE void load_elements(uint32 (&word)[Words], const T* from, int count) {
+  static_assert(sizeof(T) > 1, "of 16 or 32 bits");
+#pragma unroll
+  for (int i = 0; i < Words; ++i) word[i] = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    uint32 bits;
+    if constexpr (sizeof(T) == 4) {
+      load_4(bits, from + i, i < count);
+      word[i] = bits;
+    } else {
+      load_2<Space::global>(bits, from + i, i < count);
+      word[i / 2] |= bits << i % 2 * 16;
+    }
+  }
+}
+
 // To an aligned address, if `valid`.
 template <int N, Space To = Space::global, class T, int Words>
 TRTC_DEVICE void store_vector(T* to, const uint32 (&word)[Words], bool valid = true) {
@@ -82,6 +117,36 @@ TRTC_DEVICE void store_vector(T* to, const uint32 (&word)[Words], bool valid = t
     store_2<To>(to, word[0], valid);
   } else {
     store_1<To>(to, word[0], valid);
+  }
+}
+
+// To an address of global memory that is aligned to an element: the first `count` elements.
+template <int N, class T, int Words>
+TRTC_DEVICE void store_elements(T* to, const uint32 (&word)[Words], int count) {
+  static_assert(sizeof(T) > 1, "of 16 or 32 bits");
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      store_4<Space::global>(to + i, word[i], i < count);
+    } else {
+      store_2<Space::global>(to + i, word[i / 2] >> i % 2 * 16, i < count);
+    }
+  }
+}
+
+template <int Words>
+TRTC_DEVICE void copy_words(uint32 (&to)[Words], const uint32 (&from)[Words]) {
+#pragma unroll
+  for (int i = 0; i < Words; ++i) to[i] = from[i];
+}
+
+// Element i as a float.
+template <class T, int Words>
+TRTC_DEVICE float element(const uint32 (&word)[Words], int i) {
+  if constexpr (sizeof(T) == 4) {
+    return float_from_bits(word[i]);
+  } else {
+    return float_from_half<T>(word[i / 2] >> i % 2 * 16);
   }
 }
 

@@ -46,7 +46,7 @@ def test_a_second_process_neither_compiles_nor_opens_nvrtc_and_each_ends_quietly
         ({"CACHE_DIR": "/dev/null/x"}, 0, r"\{'compile': 1, 'load': 1\} True", "RuntimeWarning: "),
         ({"ON_COMPILE": "error"}, 1, "", "UnexpectedCompileError: rms_norm_forward_f32_no_weight"),
         ({"ON_COMPILE": "warn"}, 0, "", "RuntimeWarning: transformer_rtc compiles rms_norm_forward_f32"),
-        ({"LOG": "2"}, 0, "", r'#include "norm_forward\.cu"(?s:.*)Used \d+ registers'),
+        ({"LOG": "2"}, 0, "", r'#include "norm/forward_\w+\.cu"(?s:.*)Used \d+ registers'),
         ({"FORCE_STATIC": "yes"}, 1, "", "SettingsError: TRANSFORMER_RTC_FORCE_STATIC is 'yes'; it takes 0, 1"),
         pytest.param({"FORCE_STATIC": "1"}, 0, r"\{'load': 1\} False", "", marks=needs_static),
     ],

@@ -129,5 +129,5 @@ def test_a_report_in_a_header_says_who_called_it():
     fault = BY_NAME["sums of warps are read without a barrier"]
     error = fault.report("first_in")
     assert (error.file, error.line) in fault.made[1]
-    assert [file for _, file, _ in error.frames][-2:] == ["norm_forward.cu", f"{SUBJECTS['norm'].spec.symbol}.cu"]
-    assert ", called from norm_forward.cu:" in str(error)
+    assert [file for _, file, _ in error.frames][-2:] == ["forward_registers.cu", f"{SUBJECTS['norm'].spec.symbol}.cu"]
+    assert ", called from forward_registers.cu:" in str(error)

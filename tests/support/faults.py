@@ -156,6 +156,7 @@ class Norm:
             norm=self.norm, input=self.dtype, weight=self.dtype if self.weight else None, bias=None, residual=None,
             adds="", sum=None, rounds=False, output=self.dtype, stores=("rstd",) if self.rstd else (), scale=False,
             per_head=False, repeats=False, hidden=self.hidden, config=self.norm_config,
+            unaligned=self.shift > 0 or (self.hidden | self.padding) % self.norm_config.vector != 0,
         )  # fmt: skip
 
     @property
@@ -269,7 +270,7 @@ class Fault:
         texts = {f"{self.subject.spec.symbol}.cu": program, **sources.included(program)}
         changed = [_change(texts, change) for change in self.changes]
         found = [changed[-1] if place == "+" else _place(texts, place) for place in self.places if place != "*"]
-        return texts, {(file, _line_of(texts[file], at)) for file, at in found}
+        return texts, {(file.rpartition("/")[2], _line_of(texts[file], at)) for file, at in found}
 
     @functools.cached_property
     def _spec(self) -> KernelSpec:

@@ -287,70 +287,71 @@ deadlock: a barrier that expects too many bytes | 4 * sizeof(float) => 5 * sizeo
 deadlock exited_shared_memory: a CTA that nobody stores to | if (thread < 4) => if (thread < 3)
     @ trtc::transaction_barrier_wait
 """),
-    # One row in each of a few CTAs or groups of them: two warps, four vectors a thread and a ragged end.
-    "norm": Norm(3, 250, NormConfig(64, 1, 4, 1), groups=3, rstd=True, faults=r"""
-early: sums of warps are read without a barrier | -cta_barrier(); after in_row / 32] = values[i];
-    @ of_group[i * warps + in_row | slot < here ? of_group
-race: a row's sum is stored by every thread | const bool tells = place.thread == 0 && => const bool tells =
-out_of_bounds: a ragged end is loaded as if it were whole
-    | from + k * stride, left - k * stride); => from + k * stride, N);
+    # One row in each of a few CTAs or groups of them: two warps, four vectors a thread and an end that is not filled.
+    "norm": Norm(3, 252, NormConfig(64, 1, 4, 1), groups=3, rstd=True, faults=r"""
+early: sums of warps are read without a barrier | -cta_barrier(); after warps + warp] = values[i];
+    @ if (thread % group == 0) of_group | place < warps_here ? of_group
+race: a row's sum is stored by every thread | const bool stores_of_row = thread == 0 && => const bool stores_of_row =
+out_of_bounds: an end that is not filled is loaded as if it were
+    | is_there = is_filled(k) || column < columns; => is_there = true; @ word, from + column, is_there);
 """),
-    "norm_rows": Norm(7, 30, NormConfig(8, 4, 4, 1), groups=2, rstd=True, faults=r"""
-out_of_bounds: rows past the last one | return Config::rows_per_cta == 1 || row < rows; => return true;
+    "norm_rows": Norm(7, 28, NormConfig(8, 4, 4, 1), groups=2, rstd=True, faults=r"""
+out_of_bounds: rows past the last one | exists = ROWS_PER_CTA == 1 || row < params.rows; => exists = true;
 """),
     "norm_padded": Norm(3, 250, NormConfig(64, 1, 2, 2), groups=3, padding=6, faults=r"""
-out_of_bounds: a vector of the output straddles a row's end | Config::exact || slot < columns) => true)
+out_of_bounds: a vector of the output behind a row's end | word, EXACT || column < columns); => word, true);
 """),
     "norm_staged": Norm(3, 252, NormConfig(32, 1, 4, 2, in_shared=True), groups=3, faults=r"""
-race: a row is read from shared memory without a wait
-    | -wait_async(); after row[0]) * Config::hidden + place.first_column, shared);
-out_of_bounds: a ragged end is copied as if it were whole
-    | = min(max(left - k * stride, 0), static_cast<int>(N)); => = N; @ copy_async_part<Vec<T, N>::bytes>
+race: a row is read from shared memory without a wait | -wait_async(); after cta_barrier();\n#else
+out_of_bounds: an end that is not filled is copied as if it were
+    | column < columns ? from + column : from, 0, column < columns ? bytes : 0); => from + column, 0, bytes);
+    @ copy_async_part<bytes>
 """),
     "norm_together": Norm(5, 256, NormConfig(64, 1, 4, 1, in_shared=True, together=2), groups=3, rstd=True, faults=r"""
 out_of_bounds: a row past the last one beside the last | min(first_row + r, params.rows - 1) => first_row + r
-    @ copy_async<Vec<T, N>::bytes>
-race: rows that are together share their slot | shared + r * Config::slot_bytes; => shared;
+    @ copy_async<bytes>
+race: rows that are together share their slot | stage + r * STAGE_BYTES; => stage;
 """),
     "layer_norm": Norm(3, 1000, NormConfig(64, 1, 8, 2, in_shared=True), groups=3, dtype=FLOAT16, norm="layer_norm",
         faults=r"""
-early: a row's shift is read without a barrier | -cta_barrier(); after if (in_row == 0) of_row[i] = values[i];
-    @ if (in_row == 0) of_row[i] = values[i] | values[i] = of_row[i];\n    }
+early: a row's shift is read without a barrier | -cta_barrier(); after of_row[i] = values[i];
+    @ if (is_first) of_row[i] = values[i] | values[i] = of_row[i]
 """),
+    # Rows that are not aligned go through shared memory.
     "norm_misaligned": Norm(3, 251, NormConfig(32, 1, 8, 1), groups=3, dtype=FLOAT16, weight=False, shift=1, faults=r"""
-early: a vector that others put together is copied without a barrier
-    | -cta_barrier(); after if (N == 1 || aligned) return;
-misaligned: words of an output that begins between two
-    | count > 0 ? static_cast<int>(reinterpret_cast<uint64>(global) % 4 / sizeof(T)) : 0 => 0
-    @ *reinterpret_cast<uint32*>
-"""),
-    "norm_shifted": Norm(3, 248, NormConfig(32, 1, 8, 1), groups=3, dtype=FLOAT16, weight=False, shift=1, faults=r"""
-misaligned: every row is taken to be aligned | return bits % vec_alignment<T, N>() == 0; => return true;
+early: a row is read from shared memory before others have copied it
+    | -cta_barrier(); after copy_to_stage(staged, from, columns, thread);
+early: y is copied from shared memory before others have stored it
+    | if (stores) {\n          cta_barrier(); => if (stores) { @ *
+out_of_bounds: elements behind a row are read | if (first + i * THREADS < columns) element[i] = => element[i] =
+out_of_bounds race: elements behind a row are stored | if (first + i * THREADS < columns) to[ => to[
 """),
     "norm_chunks": Norm(2, 451, NormConfig(32, 1, 4, 2), groups=2, dtype=FLOAT16, faults=r"""
-race: the next chunk overwrites the last one | if (again) cta_barrier(); =>
+race: the next chunk overwrites the last one
+    | -cta_barrier();  // others have read what was staged last\n  copy_to_stage @ *
 """),
     "norm_cluster": Norm(2, 1000, NormConfig(64, 1, 4, 1, 4, True, True), groups=2, rstd=True, faults=r"""
-remote: the cluster's sums are read without a wait
-    | -transaction_barrier_wait(all_here + buffer, received / Buffers % 2);
-early: the cluster's barriers are used without a wait | -if (sent == 0) cluster_wait();
-    | cluster_arrive_relaxed();  // => //
-remote: the cluster's barrier expects a sum too few | i, exchanged * sizeof => i, (exchanged - 1) * sizeof
-deadlock: the cluster's barrier expects a sum too many | i, exchanged * sizeof => i, (exchanged + 1) * sizeof
-    @ transaction_barrier_wait(all_here + buffer
+remote: the cluster's sums are read without a wait | -transaction_barrier_wait(barrier, parity);
+early: the cluster's barriers are used without a wait | -if (exchange.sent == 0) cluster_wait();
+    | -cluster_arrive_relaxed();
+remote: the cluster's barrier expects a sum too few
+    | (barriers + i, Count * Ctas * sizeof => (barriers + i, (Count * Ctas - 1) * sizeof
+deadlock: the cluster's barrier expects a sum too many
+    | (barriers + i, Count * Ctas * sizeof => (barriers + i, (Count * Ctas + 1) * sizeof
+    @ transaction_barrier_wait(barrier, parity)
 """),
     "norm_grid": Norm(7, 1000, NormConfig(64, 1, 4, 1, 4, False, True), groups=2, rstd=True, faults=r"""
 race: the grid's sums are not acquired | Order::acquire) => Order::relaxed)
 race: the grid's sums are not released | Order::release) => Order::relaxed)
-race: threads do not wait for the one that meets the grid
-    | -cta_barrier(); after workspace->arrived + buffer) - target) < 0) spin_hint();
-race: a row's target is the one before | (received / Buffers + 1u) * => (received / Buffers) *
+race: threads do not wait for the one that meets the grid | -cta_barrier(); after - target) < 0) spin_hint();
+race: a row's target is the one before | (times + 1u) * => times *
 race: the rows of a grid share a counter
-    | add_release_global(workspace->arrived + buffer, 1u) => add_release_global(workspace->arrived, 1u)
-    | load_acquire_global(workspace->arrived + buffer) => load_acquire_global(workspace->arrived)
+    | exchange.arrived + number, exchange.rank) => exchange.arrived, exchange.rank)
+    | exchange.arrived + number, times) => exchange.arrived, times)
 race: CTAs store their sums to one place
-    | i * CtasPerRow + rank, values[i]);\n        }\n        add => i * CtasPerRow, values[i]);\n        }\n        add
-race: groups of CTAs share a workspace | ) + cta_index() / CtasPerRow; => );
-deadlock: the grid waits for a CTA too many | (CtasPerRow); => (CtasPerRow + 1); @ spin_hint();\n      }
+    | store_relaxed_global(buffer + i * Ctas + rank, => store_relaxed_global(buffer + i * Ctas,
+race: groups of CTAs share a workspace | cta_index() / CTAS_PER_ROW * grid_workspace_words => 0 * grid_workspace_words
+deadlock: the grid waits for a CTA too many | static_cast<uint32>(Ctas); => static_cast<uint32>(Ctas + 1);
+    @ spin_hint();\n  }
 """),
 }

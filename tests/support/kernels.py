@@ -230,7 +230,9 @@ def table(architecture: int) -> tuple[Kernel, ...]:
 
 _NUMBERS = ("stages", "together", "ctas_per_row", "gradients")
 _MORE_THAN_ONE = ("chunks", "rows_per_cta")
-_PLAIN_LAYOUT = ("CHUNKED", "PREFETCHED", "CLUSTER", "GRID")
+_PLAIN_FLAGS = ("CHUNKED", "PREFETCHED", "CLUSTER", "GRID", "UNALIGNED")
+_PLAIN_NUMBERS = ("CTAS_PER_ROW", "STAGES", "ROWS_PER_PASS")
+_PLAIN_MORE_THAN_ONE = ("CHUNKS", "ROWS_PER_CTA")
 _LAYOUT = ("in_shared", "ragged", "clusters", "chunked", "tiled", "in_turn", "stages", "together", "ctas_per_row")
 
 
@@ -250,8 +252,10 @@ def _features(spec: KernelSpec) -> set[tuple[str, ...]]:
     if "#define" in program:
         flags = re.findall(r"#define (\w+) 1\n", program)
         numbers = dict(re.findall(r"  (\w+) = (\d+),\n", program))
-        layout = [*(name for name in _PLAIN_LAYOUT if name in flags), numbers["CTAS_PER_ROW"]]
+        layout = [*(name for name in _PLAIN_FLAGS if name in flags)]
+        layout += [f"{name} {numbers[name]}" for name in _PLAIN_NUMBERS if name in numbers]
         found = [*flags, *re.findall(r"using (?:Input|Output) = (?:.*8|float);", program)]
+        found += [f"{name} > 1" for name in _PLAIN_MORE_THAN_ONE if int(numbers.get(name, 1)) > 1]
         return {(template, *layout), *((template, *pair) for pair in itertools.combinations(found, 2))}
     if "struct Traits" not in program:
         values = enumerate(re.sub(r"trtc::\w+|float", "", arguments).split(", "))

@@ -194,7 +194,8 @@ def reconfigured(stages: Sequence[tuple[Any, Any]], config: NormConfig) -> tuple
     """Return launches whose rows are divided as told."""
     (spec, _), *others = stages
     assert isinstance(spec, (ForwardSpec, BackwardSpec)), "a row that no specialised kernel holds"
-    spec = dataclasses.replace(spec, config=config)
+    unaligned = config.is_unaligned(spec.hidden, spec.unaligned)
+    spec = dataclasses.replace(spec, config=config, unaligned=unaligned)
     found = [(spec, spec.launch_rule)]
     for finish, rule in others:
         found.append((dataclasses.replace(finish, rows_per_group=spec.rows_per_group), rule))

@@ -178,7 +178,11 @@ def test_the_packages_own_options_change_the_key(monkeypatch):
 
 def test_a_header_changes_the_keys_of_those_that_include_it_and_no_others(monkeypatch):
     texts, before = dict(sources.texts()), (key(TEXT), key(BASE))
-    for name, kept in (("reduce.cuh", (True, False)), ("platform.cuh", (False, False)), ("another.cuh", (True, True))):
+    for name, kept in (
+        ("row_reduce.cuh", (True, False)),
+        ("platform.cuh", (False, False)),
+        ("another.cuh", (True, True)),
+    ):
         changed = {**texts, name: texts.get(name, "") + "\n"}
         monkeypatch.setattr(sources, "texts", lambda: changed)  # noqa: B023
         assert (key(TEXT) == before[0], key(BASE) == before[1]) == kept, name

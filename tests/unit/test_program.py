@@ -48,7 +48,7 @@ def compile_text(text: str) -> compiler.Compiled:
 
 
 def test_the_sources_are_the_files_of_the_two_folders():
-    assert {"norm_forward.cu", "platform.cuh", "ptx.cuh"} <= TEXTS.keys()
+    assert {"norm/forward_shared.cu", "platform.cuh", "ptx.cuh"} <= TEXTS.keys()
     assert all(text.strip() for text in TEXTS.values())
 
 
@@ -121,13 +121,12 @@ def test_a_static_assert_is_compiled_at_all():
 
 def exchanged(program: str) -> tuple[int, int]:
     """Return how many values a row's CTAs tell each other, and in how many buffers, as the kernel's text has it."""
-    flag = {name: value == "true" for name, value in re.findall(r"(\w+) = (true|false),", program)}
-    lag, together = (int(re.search(rf"\b{name} = (\d+),", program)[1]) for name in ("lag", "together"))
-    buffers = 2 + 2 * lag
-    if "norm_forward" in program:
-        return together * (3 if flag["centred"] else 1), buffers
-    finds = flag["needs_x"] and not flag["has_statistics"]
-    return (5 if finds else 2) if flag["centred"] else 2 if finds else 1, buffers
+    of = {name: int(value) for name, value in re.findall(r"(?:#define |  )(\w+)(?: =)? (\d+)", program)}
+    buffers = 2 + 2 * of["LAG"]
+    if "NEEDS_X" not in of:
+        return of["ROWS_PER_PASS"] * (3 if of["CENTRED"] else 1), buffers
+    finds = of["NEEDS_X"] and not of["HAS_STATISTICS"]
+    return (5 if finds else 2) if of["CENTRED"] else 2 if finds else 1, buffers
 
 
 def test_the_workspace_of_a_launch_is_the_size_of_its_struct():
@@ -139,9 +138,10 @@ def test_the_workspace_of_a_launch_is_the_size_of_its_struct():
     }
     # Of one row; and 3 for each of two rows that are worked on together.
     assert {values for _, values, *_ in sizes} == {1, 2, 3, 5, 6}
-    text = '#include "reduce.cuh"\n'
+    text = '#include "reduce.cuh"\n#include "row_reduce.cuh"\n'
     for ctas, values, buffers, size in sorted(sizes):
         text += f'static_assert(sizeof(trtc::GridWorkspace<{buffers}, {values * ctas}>) == {size}, "");\n'
+        text += f'static_assert(4 * trtc::grid_workspace_words({ctas}, {buffers}, {values}) == {size}, "");\n'
     compile_text(text)
 
 
@@ -159,7 +159,7 @@ def test_the_ctas_of_a_row_have_about_as_much_of_it_as_each_other(operator, hidd
     case = Case(64, hidden, dtype, dtype, dtype, operator=operator, **given)
     (spec, rule), *_ = case.stages(ARCHITECTURES[90])
     assert rule.ctas_per_row > 1 and -(-hidden // columns) == rule.ctas_per_row
-    program = spec.program + f'static_assert(trtc::NormConfig<Traits>::slice == {columns}, "");\n'
+    program = spec.program + f'static_assert(SLICE == {columns}, "");\n'
     kernel_cache.compile_with_report(spec.symbol, program, spec.options, 90)
 
 

@@ -100,9 +100,10 @@ def traits(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: Mappi
     return f"struct Traits {{\n{text}\n}};\n"
 
 
-def definitions(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: Mapping[str, int]) -> str:
-    """Return what a kernel of plain text is specialised for: its types, numbers and macros that are 0 or 1."""
-    lines = ['#include "types.cuh"', *(f"#define {name} {int(value)}" for name, value in flags.items())]
+def definitions(types: Mapping[str, DType], macros: Mapping[str, object], numbers: Mapping[str, int]) -> str:
+    """Return what a kernel of plain text is specialised for: its types, numbers, and macros, of which flags are 0 or 1."""
+    lines = ['#include "types.cuh"']
+    lines += [f"#define {name} {int(value) if isinstance(value, bool) else value}" for name, value in macros.items()]
     lines.append("namespace trtc {")
     lines += [f"using {name} = {dtype.text};" for name, dtype in types.items()]
     # An enum: a constexpr of a namespace is a variable in global memory, which a load of the kernel would fill.

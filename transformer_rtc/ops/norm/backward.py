@@ -12,9 +12,9 @@ from ..programs import (
     HEADS,
     MINIMAL,
     WORKSPACE,
+    definitions,
     entry,
     entry_rule,
-    literal,
     memoised_params,
     pointers,
     present,
@@ -57,6 +57,8 @@ class BackwardSpec(RowSpec):
         Columns.
     config : NormConfig
         How a row is divided.
+    unaligned : bool
+        As `ForwardSpec` has it.
     """
 
     norm: str
@@ -71,6 +73,7 @@ class BackwardSpec(RowSpec):
     per_head: bool
     hidden: int
     config: NormConfig
+    unaligned: bool = False
 
     @property
     def symbol(self) -> str:
@@ -85,18 +88,18 @@ class BackwardSpec(RowSpec):
             parts.append(f"dx_{self.output.symbol}" if self.output else "no_dx")
         parts += present(dweight=self.dweight, dbias=self.dbias, statistics=self.statistics, heads=self.per_head)
         parts.append(f"h{self.hidden}_{self.config.symbol}")
+        parts += present(unaligned=self.unaligned)
         return "_".join(parts)
 
     @property
     def _registers(self) -> int:
         config = self.config
-        if config.ragged:
-            return 72 + (self.dweight + self.dbias) * config.steps * config.vector
-        # The compiler takes 92 to 114 for some short rows, of which a multiprocessor has a CTA less (heads of 128, each
-        # with a weight: 220 us for 203). There is no room for a residual, and a weight of float16 spills.
+        # The compiler takes 84 to 114 for some short rows, of which a multiprocessor has a CTA less (heads of 128, each
+        # with a weight: 220 us for 203). A weight of float16 spills.
         short = config.rows_per_cta > 1 and config.steps * config.vector == 16
-        gradients = self.output and self.dweight and not self.residual
-        bounded = short and self.norm == "rms_norm" and self.statistics and self.weight is BFLOAT16 and gradients
+        gradients = self.output and self.dweight
+        whole = short and not self.unaligned
+        bounded = whole and self.norm == "rms_norm" and self.statistics and self.weight is BFLOAT16 and gradients
         return 80 if bounded else 0
 
     @property
@@ -136,8 +139,8 @@ class BackwardSpec(RowSpec):
 
     @property
     def _slot(self) -> Slot:
-        columns = (self.weight,) if self.weight else ()
-        return Slot(self.config, tuple(self._rows.values()), columns, self.output, sums=True)
+        output = self.output if self.unaligned else None
+        return Slot(self.config, tuple(self._rows.values()), (), output, sums=True)
 
     @property
     def program(self) -> str:
@@ -149,36 +152,35 @@ class BackwardSpec(RowSpec):
             "Output": self.output or self.input,
         }
         weight_bytes = self.config.steps * self.config.vector * (self.weight.bytes if self.weight else 0)
-        flags = {
-            "centred": self.norm == "layer_norm",
-            "has_weight": self.weight is not None and self.output is not None,
-            "weight_held": weight_bytes <= _HELD_WEIGHT_BYTES and not self.config.ragged,
-            "per_head": self.per_head,
-            "needs_x": self.needs_x,
-            "has_dx": self.output is not None,
-            "has_dweight": self.dweight,
-            "has_dbias": self.dbias,
-            "has_dresidual": "dresidual" in self._rows,
-            "has_statistics": self.statistics,
-            "statistics_ahead": self.config.statistics_ahead,
-            "repeats": True,
-        }
         slot = self._slot
-        at = dict(zip(self._rows, slot.at, strict=True))
-        flags |= {"out_in_slot": slot.out_in_slot, "float_columns": slot.float_columns}
-        numbers = {
-            "gradients": self.dweight + self.dbias,
-            "slot_bytes": slot.slot_bytes,
-            "dy_at": at["dy"],
-            "residual_at": at.get("dresidual", 0),
-            "out_at": slot.out_at,
-            "weight_at": slot.columns_at[0] if self.weight else 0,
+        flags = {
+            "CENTRED": self.norm == "layer_norm",
+            "HAS_WEIGHT": self.weight is not None and self.output is not None,
+            "WEIGHT_HELD": weight_bytes <= _HELD_WEIGHT_BYTES,
+            "SEVERAL_ROWS": self.config.rows_per_cta > 1,
+            "PER_HEAD": self.per_head,
+            "NEEDS_X": self.needs_x,
+            "HAS_DX": self.output is not None,
+            "HAS_DWEIGHT": self.dweight,
+            "HAS_DBIAS": self.dbias,
+            "HAS_DRESIDUAL": "dresidual" in self._rows,
+            "HAS_STATISTICS": self.statistics,
+            "STATISTICS_AHEAD": self.config.statistics_ahead,
         }
-        return self._program("norm_backward.cu", "norm_backward", types, flags, numbers, slot.bytes)
+        at = dict(zip(self._rows, slot.at, strict=True))
+        numbers = {
+            "SLOT_BYTES": slot.slot_bytes,
+            "DY_AT": at["dy"],
+            "DRESIDUAL_AT": at.get("dresidual", 0),
+        }
+        if self.unaligned:
+            flags["OUT_IN_SLOT"] = slot.out_in_slot
+            numbers["OUT_AT"] = 0 if slot.out_in_slot else slot.out_at
+        return self._plain_program("backward", types, flags, numbers, slot.bytes)
 
     @property
     def rows_per_group(self) -> int:
-        """The most rows of partial sums that a group of CTAs leaves (trtc::partial_rows)."""
+        """The most rows of partial sums that a group of CTAs leaves (norm/partials.cuh)."""
         return self.config.rows_per_cta if self.per_head else 1
 
     @property
@@ -202,7 +204,7 @@ _HELD_WEIGHT_BYTES = 64
 
 
 def partial_bytes(hidden: int, gradients: int, rows_per_group: int) -> int:
-    """Return the bytes of a group's partial sums, as trtc::partial_offset lays them out."""
+    """Return the bytes of a group's partial sums, as norm/partials.cuh lays them out."""
     return 4 * gradients * rows_per_group * (-(-hidden // 8) * 8)
 
 
@@ -223,7 +225,7 @@ FINISH_FIELDS = (
     Field("groups", "int32", "groups"),
     Field("heads", "uint32", "heads"),
 )
-# trtc::FinishedColumns has 8 warps. The compiler is told of 80 registers: left alone it takes 32 or 44, and waits for
+# norm/backward_finish.cu has 8 warps. The compiler is told of 80 registers: left alone it takes 32 or 44, and waits for
 # each load by itself.
 FINISH_THREADS = 256
 FINISH_BOUNDS = f"{FINISH_THREADS}, 3"
@@ -240,7 +242,7 @@ class FinishSpec(KernelSpec):
     dweight, dbias : DType or None
         None: it is not asked for.
     rows_per_group : int
-        The most rows of partial sums that a group of CTAs has left (trtc::partial_rows).
+        The most rows of partial sums that a group of CTAs has left (norm/partials.cuh).
     columns : int
         Of a CTA.
     """
@@ -268,14 +270,14 @@ class FinishSpec(KernelSpec):
 
     @property
     def program(self) -> str:
-        types = [(dtype or FLOAT32).text for dtype in (self.dweight, self.dbias)]
-        flags = [literal(dtype is not None) for dtype in (self.dweight, self.dbias)]
-        numbers = (str(self.rows_per_group), str(self.columns))
-        arguments = ", ".join((*types, *flags, *numbers))
+        types = {"Dweight": self.dweight or FLOAT32, "Dbias": self.dbias or FLOAT32}
+        flags = {"HAS_DWEIGHT": self.dweight is not None, "HAS_DBIAS": self.dbias is not None}
+        numbers = {"ROWS_PER_GROUP": self.rows_per_group, "COLUMNS": self.columns}
         return (
-            '#include "norm_backward.cu"\n\n'
-            f"{self.params.text('Params')}"
-            f"{entry(self.symbol, f'norm_backward_finish<{arguments}>', FINISH_BOUNDS)}"
+            f"{definitions(types, flags, numbers)}\n"
+            f"{self.params.text('Params')}\n"
+            '#include "norm/backward_finish.cu"\n'
+            f"{entry(self.symbol, 'norm_backward_finish', FINISH_BOUNDS)}"
         )
 
     @property

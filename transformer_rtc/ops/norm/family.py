@@ -148,6 +148,7 @@ def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
         repeats=request.margin and config.stages == 0 and config.exchange != "grid",
         hidden=request.columns,
         config=config,
+        unaligned=config.is_unaligned(request.columns, request.unaligned),
     )
 
 
@@ -177,4 +178,5 @@ def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec | None
         per_head=request.per_head,
         hidden=request.columns,
         config=config,
+        unaligned=config.is_unaligned(request.columns, request.unaligned),
     )

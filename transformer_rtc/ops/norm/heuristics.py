@@ -61,6 +61,10 @@ class NormConfig(RowDivision):
         """Columns of a row that a CTA can hold, which for a ragged one may begin anywhere in their first Vec."""
         return self.chunk - (self.vector if self.ragged else 0)
 
+    def is_unaligned(self, hidden: int, asked: bool) -> bool:
+        """Return whether rows are no whole vectors: as `asked`, or of so many columns. Of one element, all are."""
+        return self.ragged or hidden % self.vector != 0 or (asked and self.vector > 1)
+
     @property
     def reserved_shared(self) -> int:
         """About the most shared memory, in bytes, that a kernel declares for its reductions, beside dynamic one.
@@ -337,10 +341,6 @@ _BY_ONE, _BY_TWO, _BY_FOUR = (_Entry(64 * steps - 1, 1, 64, steps, 1, True, 2) f
 _RAGGED_SHORT = {
     # 1001: LayerNorm 0.63, by elements 0.46; RMSNorm 0.81, 0.65. 2001: 0.90, 0.75 and 0.90, 0.82
     ("forward", 2): ((85, _BY_TWO), (171, _BY_FOUR)),
-    # 501: 0.44, 0.15 and 0.51, 0.25. 1001: 0.67, 0.12 and 0.80, 0.13. 2001: 0.82, 0.71 and 0.94, 0.13
-    ("backward", 2): ((32, _BY_ONE), (64, _BY_TWO), (128, _BY_FOUR), (256, _Entry(256, 1, 96, 3, 1, True, 2))),
-    # float32 501: 0.87, 0.69 and 0.91, 0.71. 1001: 0.93, 0.82 and 0.97, 0.86
-    ("backward", 4): ((103, _BY_TWO), (205, _BY_FOUR)),
 }
 # Ragged and by pairs: LayerNorm backward 282: 0.20 and 0.35, 1002: 0.43 and 0.54, 1502: 0.42 and 0.40; RMSNorm
 # backward 1502: 0.67 and 0.53; LayerNorm 1002: 0.62 and 0.63, 2002: 0.82 and 0.68.
@@ -663,25 +663,6 @@ _BACKWARD_SIZES = {
         _Entry(16384, 16, 256, 4, 1, True, 4, ahead=True),  # 65536: 0.965, 0.950
     ),
 }
-# Ragged rows: bfloat16, 4097 and 5121: RMSNorm 0.89 and 0.90, LayerNorm 0.80 and 0.77; float32: RMSNorm 0.92 and 0.92,
-# LayerNorm 0.92 and 0.90.
-_RAGGED_BACKWARD = {
-    2: (
-        _Entry(1024, 1, 512, 6, 1, True, 2),
-        _Entry(2048, 2, 512, 6, 1, True, 2),  # 12001: RMSNorm 0.78, by one CTA 0.74
-        _Entry(8192, 4, 512, 6, 1, True, 2),
-        _Entry(16384, 8, 512, 6, 1, True, 2),
-        _Entry(32768, 16, 512, 6, 1, True, 2),
-        _Entry(65536, 16, 1024, 6, 1, True, 1),
-    ),
-    4: (
-        _Entry(2048, 1, 512, 6, 1, True, 2),
-        _Entry(4096, 4, 512, 6, 1, True, 2),
-        _Entry(8192, 8, 512, 6, 1, True, 2),
-        _Entry(16384, 16, 512, 6, 1, True, 2),  # 50257: RMSNorm 0.86, by 8 CTAs 0.53
-        _Entry(65536, 16, 1024, 6, 1, True, 1),
-    ),
-}
 _UNEVEN_BACKWARD = {2: _Entry(1024, 1, 512, 2, 1, True, 2), 4: _Entry(2048, 1, 512, 4, 1, True, 2)}
 _BACKWARD_ELSEWHERE = (
     _Entry(1024, 1, 512, 2, 1, True, 3),
@@ -698,10 +679,11 @@ class _Division:
     """A row in vectors of 16 bytes, as the tables count them, and in those that it is really read in.
 
     Where 16 bytes do not divide a row, its rows are not all aligned to them: smaller vectors do, neighbouring threads
-    read neighbouring ones, and a thread has as many elements as it would have had.
+    read neighbouring ones, and a thread has as many elements as it would have had. `padded`: where only vectors of less
+    than 8 bytes do, those of 16 bytes take the row nevertheless, the last one in part.
     """
 
-    def __init__(self, hidden: int, rows: Sequence[DType], output: DType | None) -> None:
+    def __init__(self, hidden: int, rows: Sequence[DType], output: DType | None, padded: bool = False) -> None:
         widest: int = max(dtype.bytes for dtype in (*rows, *((output,) if output else ())))
         self.hidden = hidden
         self.bytes = widest
@@ -711,6 +693,13 @@ class _Division:
         self._narrowest = min(dtype.bytes for dtype in rows)
         self._vector = min(self.full, hidden & -hidden)
         self.ragged = self._vector < self.full and self._vector * self._narrowest < _RAGGED_BYTES
+        if self.ragged and padded:
+            self.ragged, self._vector = False, self.full
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is read in smaller vectors."""
+        return self._vector < self.full
 
     def exactly(self, entries: Sequence[_Entry]) -> tuple[_Entry, ...]:
         """Return those that are for rows of just this size."""
@@ -965,7 +954,7 @@ def configure_backward(
     NormConfig or None
         None: a row and its partial sums do not fit on the chip.
     """
-    division = _Division(hidden, rows, output)
+    division = _Division(hidden, rows, output, padded=True)
 
     def fits(config: NormConfig) -> bool:
         slots = Slot(config, rows, columns, output, sums=True).bytes
@@ -979,7 +968,7 @@ def configure_backward(
         # Several CTAs were measured as clusters: where they meet in global memory, no more than other lines say.
         most = next((entry.ctas for entry in entries if division.vectors <= entry.vectors), 1)
         exact = tuple(entry for entry in exact if entry.ctas <= most)
-    uneven = division.uneven("backward", _RAGGED_BACKWARD[division.bytes], (_UNEVEN_BACKWARD[division.bytes],))
+    uneven = (_UNEVEN_BACKWARD[division.bytes],) if division.is_narrow and division.vectors > _UNEVEN_VECTORS else ()
     return _choose((*uneven, *exact, *entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
 
 

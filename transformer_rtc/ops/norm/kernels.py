@@ -12,13 +12,13 @@ from ..programs import (
     HEADS,
     MINIMAL,
     WORKSPACE,
+    definitions,
     entry,
     entry_rule,
     memoised_params,
     pointers,
     present,
     row_fields,
-    traits,
 )
 from .heuristics import SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
 
@@ -39,6 +39,12 @@ class RowSpec(KernelSpec):
 
     hidden: int
     config: NormConfig
+    unaligned: bool = False
+
+    @property
+    def vec_size(self) -> int:
+        """Return the elements of a vector that every row is whole ones of; 1: rows may lie anywhere."""
+        return 1 if self.unaligned else self.config.vector
 
     @property
     def chunks(self) -> int:
@@ -53,15 +59,8 @@ class RowSpec(KernelSpec):
         """For how many of a thread the compiler is told to make room, where it finds another number; else 0."""
         return 0
 
-    def _program(
-        self,
-        source: str,
-        template: str,
-        types: dict[str, DType],
-        flags: dict[str, bool],
-        numbers: dict[str, int],
-        shared_bytes: int,
-    ) -> str:
+    def _bounds(self, shared_bytes: int) -> str:
+        """Return the launch bounds of a kernel with so many bytes of dynamic shared memory."""
         config = self.config
         bounds = str(config.threads)
         resident = SHARED_OF_MULTIPROCESSOR // (shared_bytes + config.reserved_shared)
@@ -74,24 +73,43 @@ class RowSpec(KernelSpec):
             ctas = max(1, min(resident, 32 * warps // config.threads))
             if ctas <= _MOST_CTAS:  # more would be ignored, with a warning
                 bounds += f", {ctas}"
-        ways = {
-            "clusters": config.clusters,
-            "in_shared": config.in_shared,
-            "bulk": config.bulk,
-            "ragged": config.ragged,
+        return bounds
+
+    def _plain_program(
+        self,
+        kernel: str,
+        types: dict[str, DType],
+        flags: dict[str, bool],
+        numbers: dict[str, int],
+        shared_bytes: int,
+    ) -> str:
+        """Return a program of plain text: what it is specialised for comes before the kernel's file."""
+        config = self.config
+        sizes = {
+            "HIDDEN": self.hidden,
+            "THREADS": config.threads_per_row,
+            "ROWS_PER_CTA": config.rows_per_cta,
+            "VEC_SIZE": config.vector,
+            "VECTORS": config.steps,
+            "CTAS_PER_ROW": config.ctas_per_row,
+            "CHUNKS": self.chunks,
+            "STAGES": config.stages,
+            "LAG": config.lag,
+            "ROWS_PER_PASS": config.together,
         }
-        sizes = config.numbers | {
-            "hidden": self.hidden,
-            "chunks": self.chunks,
-            "stages": config.stages,
-            "lag": config.lag,
-            "together": config.together,
+        macros = flags | {
+            # The largest power of two that is at most 1 / hidden.
+            "SQUARES_SCALE": f"0x1p-{(self.hidden - 1).bit_length()}f",
+            "UNALIGNED": self.unaligned or config.ragged,
+            "CLUSTER": config.exchange == "cluster",
+            "GRID": config.exchange == "grid",
+            "BULK": config.bulk,
         }
         return (
-            f'#include "{source}"\n\n'
+            f"{definitions(types, macros, sizes | numbers)}\n"
             f"{self.params.text('Params')}\n"
-            f"{traits(types, flags | ways, numbers | sizes)}"
-            f"{entry(self.symbol, f'{template}<trtc::NormConfig<Traits>>', bounds)}"
+            f'#include "norm/{kernel}.cu"\n'
+            f"{entry(self.symbol, f'norm_{kernel}', self._bounds(shared_bytes))}"
         )
 
     def _rule(self, values: int, dynamic_shared_memory: int, partial_bytes: int, persistent: bool) -> LaunchRule:
@@ -106,6 +124,7 @@ class RowSpec(KernelSpec):
             partial_bytes=partial_bytes,
             persistent=persistent,
             group_unit=config.vector if config.ragged else 1,
+            vec_size=self.vec_size,
         )
 
 
@@ -144,6 +163,8 @@ class ForwardSpec(RowSpec):
         Columns.
     config : NormConfig
         How a row is divided.
+    unaligned : bool
+        Whether rows may begin anywhere. Else they are whole vectors at aligned addresses.
     """
 
     norm: str
@@ -161,6 +182,7 @@ class ForwardSpec(RowSpec):
     repeats: bool
     hidden: int
     config: NormConfig
+    unaligned: bool = False
 
     @property
     def symbol(self) -> str:
@@ -180,6 +202,7 @@ class ForwardSpec(RowSpec):
         parts += self.stores
         parts += present(scale=self.scale, heads=self.per_head, persistent=self.repeats)
         parts.append(f"h{self.hidden}_{self.config.symbol}")
+        parts += present(unaligned=self.unaligned)
         return "_".join(parts)
 
     @property
@@ -220,11 +243,24 @@ class ForwardSpec(RowSpec):
             return 56  # likewise
         if self._spills:
             return 48  # likewise
+        if not staged and not config.stages and not self._columns_ahead and self.chunks == 1 and not pairs:
+            return self._fewest_registers
         # With the 91 that the compiler takes, LayerNorm of bfloat16, 65536, had 0.95 of its speed; with 73, 0.82.
         if staged or not self._columns_ahead:
             return 0
         columns = sum(dtype.bytes for dtype in (self.weight, self.bias) if dtype)
         return max(80, 5 * config.vector * columns // 2) + (16 if self.residual else 0)
+
+    @property
+    def _fewest_registers(self) -> int:
+        """Return how many hold a row, where the compiler takes more to have more loads of one thread on their way."""
+        config = self.config
+        if config.rows_per_cta > 1 or config.ctas_per_row > 1 or self.repeats or self.unaligned:
+            return 0
+        if config.in_shared:
+            return 48 if self.norm == "layer_norm" else 0
+        few = self.norm == "rms_norm" and config.steps <= 2 and not self.residual
+        return 32 if few and config.steps * config.vector <= 16 else 0
 
     @property
     def _spills(self) -> bool:
@@ -242,7 +278,7 @@ class ForwardSpec(RowSpec):
 
     @property
     def _columns_ahead(self) -> bool:
-        """Whether all of a thread's weight and bias is on its way at once (trtc::norm_forward_in_shared)."""
+        """Whether all of a thread's weight and bias is on its way at once (norm/forward_shared.cu)."""
         config = self.config
         ahead = config.in_shared and config.together == 1 and config.steps == 8 and config.threads <= 256
         return ahead and self.norm == "layer_norm" and not self._repeats
@@ -259,35 +295,38 @@ class ForwardSpec(RowSpec):
 
     def _layout(self) -> tuple[dict[str, int], int]:
         """Return where a row's things are in its part of shared memory, and the bytes of all."""
-        columns = present(weight=self.weight, bias=self.bias)
         if self.config.stages:
             rows = [self.input, *((self.residual,) if self.residual else ())]
-            of_columns = [dtype for dtype in (self.weight, self.bias) if dtype]
-            slot = Slot(self.config, rows, of_columns, self.output)
-            at = {"residual_at": slot.at[-1], "sum_at": slot.at[-1], "out_at": slot.out_at}
-            at |= {f"{name}_at": start for name, start in zip(columns, slot.columns_at, strict=True)}
-            at |= {"slot_bytes": slot.slot_bytes, "out_in_slot": int(slot.out_in_slot)}
-            return at | {"float_columns": int(slot.float_columns)}, slot.bytes
+            unaligned = self.unaligned or self.config.ragged
+            slot = Slot(self.config, rows, (), self.output if unaligned else None)
+            at = {"RESIDUAL_AT": slot.at[-1], "SLOT_BYTES": slot.slot_bytes}
+            if unaligned:
+                at |= {"OUT_AT": slot.out_at, "OUT_IN_SLOT": int(slot.out_in_slot)}
+            return at, slot.bytes
         regions = Regions(self.config)
-        residual_at = sum_at = 0
+        residual_at = 0
         if self.config.in_shared:
             regions.add(self.input)
             if self.residual:
-                residual_at = sum_at = regions.add(self.residual)
-            out_at = sum_at if self.adds == "before" else 0
-            if self.output.bytes != self._replaced.bytes:
+                residual_at = regions.add(self.residual)
+            out_at = residual_at if self.adds == "before" else 0
+            if self.unaligned and self.output.bytes != self._replaced.bytes:
                 out_at = regions.add(self.output)
-        else:  # only for outputs that no vector fits
-            if self.adds == "before":
-                sum_at = regions.add(self._held)
-            out_at = regions.add(self.output)
-        at = {"residual_at": residual_at, "sum_at": sum_at, "out_at": out_at, "slot_bytes": regions.bytes}
-        at |= {f"{name}_at": 0 for name in columns}
-        return at | {"float_columns": 0}, self.config.together * regions.bytes
+        elif self.unaligned:
+            # Rows travel through it one array at a time.
+            arrays = (self.input, self.output, self.residual or self.input, self._held)
+            regions.add(max(arrays, key=lambda dtype: dtype.bytes))
+            return {}, regions.bytes
+        else:
+            return {}, 0
+        at = {"RESIDUAL_AT": residual_at, "STAGE_BYTES": regions.bytes}
+        if self.unaligned:
+            at["OUT_AT"] = out_at
+        return at, self.config.together * regions.bytes
 
     @property
-    def program(self) -> str:
-        types = {
+    def _types(self) -> dict[str, DType]:
+        return {
             "Input": self.input,
             "Residual": self.residual or self.input,
             "Held": self._held,
@@ -295,23 +334,25 @@ class ForwardSpec(RowSpec):
             "Bias": self.bias or self.input,
             "Output": self.output,
         }
-        if self.rounds:
-            types["Rounded"] = self._held
+
+    @property
+    def program(self) -> str:
         flags = {
-            "centred": self.norm == "layer_norm",
-            "added_before": self.adds == "before",
-            "added_after": self.adds == "after",
-            "has_weight": self.weight is not None,
-            "has_bias": self.bias is not None,
-            "per_head": self.per_head,
-            "has_scale": self.scale,
-            "row_scaled": "row_scale" in self.stores,
-            "repeats": self._repeats,
-            "columns_ahead": self._columns_ahead,
+            "CENTRED": self.norm == "layer_norm",
+            "ADDED_BEFORE": self.adds == "before",
+            "ADDED_AFTER": self.adds == "after",
+            "HAS_WEIGHT": self.weight is not None,
+            "HAS_BIAS": self.bias is not None,
+            "PER_HEAD": self.per_head,
+            "ROUNDS": self.rounds,
+            "HAS_SCALE": self.scale,
+            "ROW_SCALED": "row_scale" in self.stores,
+            "REPEATS": self._repeats,
+            "COLUMNS_AHEAD": self._columns_ahead,
         }
-        flags |= {f"has_{name}": name in self.stores for name in ("mean", "rstd", "amax", "scale_inv")}
-        way = "_in_turn" if self.config.stages else "_in_shared" if self.config.in_shared else ""
-        return self._program("norm_forward.cu", f"norm_forward{way}", types, flags, *self._layout())
+        flags |= {f"HAS_{name.upper()}": name in self.stores for name in ("mean", "rstd", "amax", "scale_inv")}
+        way = "persistent" if self.config.stages else "shared" if self.config.in_shared else "registers"
+        return self._plain_program(f"forward_{way}", self._types, flags, *self._layout())
 
     @property
     def launch_rule(self) -> LaunchRule:

@@ -1,0 +1,203 @@
+// The rows of a norm's backward: the ring of slots in shared memory that they come through, and their statistics where
+// these are given.
+#pragma once
+
+#include "norm/partition.cuh"
+
+namespace trtc {
+
+// What a thread has of the rows.
+struct Place {
+  int thread;  // of those of this CTA that share a row
+  int row_in_cta;
+  int rank;          // of this CTA among those that share its rows
+  int first_column;  // of this CTA
+  int own_column;    // of the thread's first vector
+  int most_columns;  // that the CTA has; 0 or less where the row does not come so far
+};
+
+// A row behind the last one takes part in every barrier with no columns. Of one row for each CTA there is none.
+TRTC_DEVICE int columns_of_row(const Params& params, const Place& place, int64 row) {
+  return ROWS_PER_CTA == 1 || row < params.rows ? place.most_columns : 0;
+}
+
+// ---- The ring -------------------------------------------------------------------------------------------------------
+
+// Whether one copy brings a row, rather than one of each vector: it must be aligned to 16 bytes.
+template <class T>
+inline constexpr bool comes_in_bulk = SENDS_BULK && VEC_SIZE * sizeof(T) >= 16;
+
+// This CTA's columns of a row of an array in a slot; and there a thread's first vector, the next ones of which are each
+// NEXT elements behind the last.
+template <class T>
+TRTC_DEVICE T* staged_row(char* slot, int at, const Place& place) {
+  return reinterpret_cast<T*>(slot + at) + place.row_in_cta * CHUNK;
+}
+template <class T>
+TRTC_DEVICE T* own_vectors(char* slot, int at, const Place& place) {
+  return staged_row<T>(slot, at, place) + place.thread * VEC_SIZE;
+}
+
+// Sends for one row of an array, `offset` elements behind its first one; behind its columns are zeros. `here` is the
+// slot's barrier.
+template <class T>
+TRTC_DEVICE void fetch_row(const void* array, int64 offset, char* slot, int at, const Place& place, int columns,
+                           uint64* here) {
+#if UNALIGNED
+  const T* const row = static_cast<const T*>(array) + place.first_column + offset;
+  copy_to_stage(staged_row<T>(slot, at, place), row, columns, place.thread);
+#else
+#if SENDS_BULK
+  if constexpr (comes_in_bulk<T>) {
+    const T* const row = static_cast<const T*>(array) + place.first_column + offset;
+    const int bytes = columns * static_cast<int>(sizeof(T));
+    if (place.thread == 0 && columns > 0) copy_bulk(staged_row<T>(slot, at, place), row, bytes, here, 0, bytes);
+    return;
+  }
+#endif
+  constexpr int bytes = VEC_SIZE * sizeof(T);
+  const T* const from = static_cast<const T*>(array) + place.own_column + offset;
+  T* const to = own_vectors<T>(slot, at, place);
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    const bool is_there = is_filled(k) || k * NEXT < columns - place.thread * VEC_SIZE;
+    if constexpr (bytes < 4) {  // what no asynchronous copy brings
+      uint32 word[1];
+      load_vector_if<VEC_SIZE>(word, from + k * NEXT, is_there);
+      store_vector<VEC_SIZE, Space::shared>(to + k * NEXT, word);
+    } else if (is_filled(k)) {
+      copy_async<bytes>(to + k * NEXT, from + k * NEXT);
+    } else {
+      copy_async_part<bytes>(to + k * NEXT, from + k * NEXT, 0, is_there ? bytes : 0);
+    }
+  }
+#endif
+}
+
+// Sends for the CTA's rows from `first_row` on, if there are any.
+TRTC_DEVICE void fetch(const Params& params, char* slot, int64 first_row, const Place& place, uint64* here) {
+  if (first_row < params.rows) {
+    const int64 row = first_row + place.row_in_cta;
+    const int columns = columns_of_row(params, place, row);
+#if SENDS_BULK
+    constexpr int bytes_of_column = (comes_in_bulk<Gradient> ? sizeof(Gradient) : 0) +
+                                    (NEEDS_X && comes_in_bulk<Input> ? sizeof(Input) : 0) +
+                                    (HAS_DRESIDUAL && comes_in_bulk<Residual> ? sizeof(Residual) : 0);
+    if (place.thread == 0) transaction_barrier_expect(here, max(columns, 0) * bytes_of_column);
+#endif
+    const int64 dy_offset = row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
+    fetch_row<Gradient>(params.dy, dy_offset, slot, DY_AT, place, columns, here);
+#if NEEDS_X
+    const int64 x_offset = row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+    fetch_row<Input>(params.x, x_offset, slot, 0, place, columns, here);
+#endif
+#if HAS_DRESIDUAL
+    const int64 offset = row_offset(params, row, params.dresidual_outer_stride, params.dresidual_inner_stride);
+    fetch_row<Residual>(params.dresidual, offset, slot, DRESIDUAL_AT, place, columns, here);
+#endif
+  }
+  commit_async();
+}
+
+// Behind its columns a row that comes in bulk leaves what was there: zeros, from the beginning on.
+template <class T>
+TRTC_DEVICE void clear_behind_row(char* slots, int at, const Place& place) {
+  if constexpr (comes_in_bulk<T>) {
+    constexpr uint32 zeros[words_of<T, VEC_SIZE>] = {};
+#pragma unroll 1
+    for (int column = place.thread * VEC_SIZE; column < CHUNK; column += THREADS * VEC_SIZE) {
+      if (column < place.most_columns) continue;
+#pragma unroll 1
+      for (int slot = 0; slot < STAGES; ++slot) {
+        T* const staged = staged_row<T>(slots + slot * SLOT_BYTES, at, place);
+        store_vector<VEC_SIZE, Space::shared>(staged + column, zeros);
+      }
+    }
+  }
+}
+
+// What all threads did with shared memory comes before copies that are sent for from here on.
+TRTC_DEVICE void order_copies() {
+#if SENDS_BULK
+  fence_bulk();
+#endif
+#if SENDS_BULK || UNALIGNED
+  cta_barrier();
+#endif
+}
+
+// ---- Given statistics -----------------------------------------------------------------------------------------------
+
+#if HAS_STATISTICS && NEEDS_X
+#if STATISTICS_AHEAD
+
+// Sent for many turns before: each lane of those that share a row has a statistic of another turn. One that all lanes
+// loaded would be in a uniform register, for which the compiler waits at once.
+#define LANES (THREADS < 32 ? THREADS : 32)
+#define TURNS (LANES / (CENTRED ? 2 : 1))
+static_assert(TURNS > 1, "there are lanes for several turns");
+
+struct GivenStatistics {
+  float here;  // of this turn and those after it
+  float next;  // of as many turns behind them
+  int turn;
+};
+
+TRTC_DEVICE float fetch_statistic(const Params& params, int thread, int64 row, int64 stride) {
+  const int lane = thread % LANES;
+  row += lane % TURNS * stride;
+  if (row >= params.rows) return 0.0f;
+#if CENTRED
+  if (lane < TURNS) return load_float(static_cast<const float*>(params.mean) + row);
+#endif
+  return load_float(static_cast<const float*>(params.rstd) + row);
+}
+
+TRTC_DEVICE GivenStatistics begin_statistics(const Params& params, int thread, int64 row, int64 stride) {
+  return {fetch_statistic(params, thread, row, stride), fetch_statistic(params, thread, row + TURNS * stride, stride),
+          0};
+}
+
+// Those of a turn's row, and 0 where there is none.
+TRTC_DEVICE void take_statistics(GivenStatistics& given, const Params& params, int thread, int64 row, int64 stride,
+                                 float& mean, float& rstd) {
+  if (given.turn == TURNS) {
+    given.here = given.next;
+    given.next = fetch_statistic(params, thread, row + TURNS * stride, stride);
+    given.turn = 0;
+  }
+  const int lane = thread_index() % 32 / LANES * LANES + given.turn;
+  if (CENTRED) mean = shuffle_from(given.here, lane);
+  rstd = shuffle_from(given.here, lane + LANES - TURNS);
+  ++given.turn;
+}
+
+#else
+
+// Sent for one turn before: the compiler waits for them behind that turn's barrier. The first CTA of those with
+// neighbouring rows waits longest: none gets ahead, and where memory is what they wait for, all end together.
+struct GivenStatistics {
+  float next_mean, next_rstd;
+};
+
+TRTC_DEVICE GivenStatistics begin_statistics(const Params& params, int, int64 row, int64) {
+  GivenStatistics given = {0.0f, 0.0f};
+  if (row >= params.rows) return given;
+#if CENTRED
+  given.next_mean = load_float(static_cast<const float*>(params.mean) + row);
+#endif
+  given.next_rstd = load_float(static_cast<const float*>(params.rstd) + row);
+  return given;
+}
+
+TRTC_DEVICE void take_statistics(GivenStatistics& given, const Params& params, int thread, int64 row, int64 stride,
+                                 float& mean, float& rstd) {
+  mean = given.next_mean;
+  rstd = given.next_rstd;
+  given = begin_statistics(params, thread, row + stride, stride);
+}
+
+#endif
+#endif
+
+}  // namespace trtc

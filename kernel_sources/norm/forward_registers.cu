@@ -1,0 +1,310 @@
+// Forward of RMSNorm and LayerNorm, rows in registers: norm/forward.cuh has the formula and the row partition. Each
+// thread holds VECTORS vectors of its row, from which the statistics are found and y is made. A row of several chunks
+// (CHUNKS) is read again for each of both.
+//
+// LayerNorm finds the mean first, and then sums deviations from it. CTAs that share a row exchange their sums.
+#pragma once
+
+#include "norm/forward.cuh"
+
+namespace trtc {
+
+#define ONE_CHUNK (CHUNKS == 1)
+#define LOADS_AGAIN (!ONE_CHUNK && !UNALIGNED)  // vector by vector, for which few registers are needed
+#define HAS_COLUMNS (HAS_WEIGHT || HAS_BIAS)    // columns: the weight's and bias's elements
+#define BYTES_OF_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
+#define BYTES_OF_COLUMNS (VECTORS * VEC_SIZE * BYTES_OF_COLUMN)  // of a thread
+// Whether the weight and bias are loaded beside the row, so that their latency is hidden behind its; more would not fit
+// into the registers. Or before the threads' last exchange. Else before each vector of y, behind the store of the last.
+#define LOADS_EARLY (HAS_COLUMNS && ONE_CHUNK && BYTES_OF_COLUMNS <= 64)
+#define LOADS_LATE                                                                                \
+  (HAS_COLUMNS && ONE_CHUNK && !LOADS_EARLY && !ADDED_BEFORE && !ADDED_AFTER && THREADS <= 256 && \
+   BYTES_OF_COLUMNS <= 128)
+// LayerNorm uses a row three times: it stays in registers as floats, but not beside so much of the weight and bias.
+#define KEEPS_FLOATS (CENTRED && ONE_CHUNK && !LOADS_LATE)
+// A row of 16 bits is unpacked anew behind the exchange, which takes fewer registers meanwhile. Not a row of one warp,
+// of which a multiprocessor has 32 at most, nor one of few elements.
+#define UNPACKS_ANEW (CENTRED && LOADS_LATE && sizeof(Held) < 4 && THREADS > 32 && VECTORS * VEC_SIZE >= 32)
+// Whether y stays in registers until the scale of its row is known; else it is computed twice.
+#define KEEPS_Y (ROW_SCALED && ONE_CHUNK)
+
+// Vector k of a thread, from the chunk at `from` on, of which `columns` are there.
+template <class T>
+TRTC_DEVICE void load_of_chunk(uint32 (&word)[words_of<T, VEC_SIZE>], const T* from, int k, int thread, int columns) {
+  const int column = (k * THREADS + thread) * VEC_SIZE;
+  const bool is_there = is_filled(k) || column < columns;
+  load_vector_if<VEC_SIZE>(word, from + column, is_there);
+}
+
+// All of a thread's vectors of a chunk.
+template <class T>
+TRTC_DEVICE void load_chunk(uint32 (&word)[VECTORS][words_of<T, VEC_SIZE>], const T* from, int columns, char* stage,
+                            int thread, int row_in_cta) {
+#if UNALIGNED
+  T* const staged = reinterpret_cast<T*>(stage) + row_in_cta * CHUNK;
+  cta_barrier();  // others have read what was staged last
+  copy_to_stage(staged, from, columns, thread);
+  cta_barrier();
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    load_vector<VEC_SIZE, Space::shared>(word[k], staged + (k * THREADS + thread) * VEC_SIZE);
+  }
+#else
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) load_of_chunk(word[k], from, k, thread, columns);
+#endif
+}
+
+#if ADDED_BEFORE
+// The sums of a chunk's vectors and the residual's, which are stored.
+TRTC_DEVICE void add_chunk(uint32 (&sum)[VECTORS][words_of<Held, VEC_SIZE>], const Input* x, const Residual* residual,
+                           Held* sum_out, int columns, char* stage, int thread, int row_in_cta) {
+  uint32 added[VECTORS][words_of<Residual, VEC_SIZE>];
+#if UNALIGNED
+  uint32 input[VECTORS][words_of<Input, VEC_SIZE>];
+  load_chunk<Input>(input, x, columns, stage, thread, row_in_cta);
+  load_chunk<Residual>(added, residual, columns, stage, thread, row_in_cta);
+  cta_barrier();
+  Held* const staged = reinterpret_cast<Held*>(stage) + row_in_cta * CHUNK;
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    add_residual(sum[k], input[k], added[k]);
+    store_vector<VEC_SIZE, Space::shared>(staged + (k * THREADS + thread) * VEC_SIZE, sum[k]);
+  }
+  cta_barrier();
+  copy_from_stage(sum_out, staged, columns, thread);
+#else
+  // Each sum is stored before the next one's vectors are loaded: they need fewer registers.
+#pragma unroll
+  for (int k = 0; k < VECTORS; ++k) {
+    const int column = (k * THREADS + thread) * VEC_SIZE;
+    const bool is_there = EXACT || column < columns;
+    uint32 input[words_of<Input, VEC_SIZE>];
+    load_vector_if<VEC_SIZE>(input, x + column, is_there);
+    load_vector_if<VEC_SIZE>(added[k], residual + column, is_there);
+    add_residual(sum[k], input, added[k]);
+    store_vector<VEC_SIZE>(sum_out + column, sum[k], is_there);
+  }
+#endif
+}
+#endif
+
+// A vector of x less the mean's high part: from what is held of it, or of its deviation from the CTA's shift.
+TRTC_DEVICE void subtract_mean(float (&x)[VEC_SIZE], const uint32 (&held)[words_of<Held, VEC_SIZE>], float shift,
+                               float mean) {
+  if (!KEEPS_FLOATS) unpack<Held>(x, held);
+#pragma unroll
+  for (int i = 0; i < VEC_SIZE; ++i) {
+    if (!KEEPS_FLOATS && CENTRED) x[i] -= mean;
+    if (KEEPS_FLOATS && CTAS_PER_ROW > 1) x[i] += shift - mean;
+  }
+}
+
+TRTC_DEVICE void norm_forward_registers(const Params& params) {
+  // Rows that follow each other use shared memory in turn.
+  constexpr int turns = REPEATS ? 2 : 1;
+  constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
+  TRTC_SHARED(float, warp_sums, turns* of_one);
+#if CENTRED
+  TRTC_SHARED(float, warp_deviations, turns * 2 * of_one);
+#endif
+#if ROW_SCALED
+  TRTC_SHARED(float, warp_maxima, turns* of_one);
+#endif
+  TRTC_DYNAMIC_SHARED(char, stage);  // of rows that are not aligned
+  constexpr bool folds = !REPEATS;
+
+  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
+  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
+  const int rank = static_cast<int>(cta_index() % CTAS_PER_ROW);
+  const int first_column = rank * SLICE;
+  const int most_columns = min(HIDDEN - first_column, SLICE);
+  const int64 stride = ctas_in_grid() / CTAS_PER_ROW * ROWS_PER_CTA;
+
+  RowExchange exchange = begin_exchange(params, rank);
+  float scale = 1.0f;
+#if HAS_SCALE
+  scale = load_float(params.scale);
+#endif
+  float amax = 0.0f;
+  int turn = 0;
+
+  int64 first_row = cta_index() / CTAS_PER_ROW * ROWS_PER_CTA;
+  do {
+    const int64 row = first_row + row_in_cta;
+    // A row behind the last one takes part in every barrier with no columns. Of one row for each CTA there is none.
+    const bool exists = ROWS_PER_CTA == 1 || row < params.rows;
+    const int columns = exists ? most_columns : 0;
+    const bool stores_of_row = thread == 0 && rank == 0 && exists;
+    const Input* const x = static_cast<const Input*>(params.x) + first_column +
+                           row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+#if ADDED_BEFORE || ADDED_AFTER
+    const Residual* const residual =
+        static_cast<const Residual*>(params.residual) + first_column +
+        row_offset(params, row, params.residual_outer_stride, params.residual_inner_stride);
+#endif
+#if ADDED_BEFORE
+    Held* const sum_out = static_cast<Held*>(params.residual_out) + first_column +
+                          row_offset(params, row, params.residual_out_outer_stride, params.residual_out_inner_stride);
+    const Held* const held_row = sum_out;  // where it is read again
+#else
+    const Held* const held_row = x;
+#endif
+    const Weight* weight_row = nullptr;
+    const Bias* bias_row = nullptr;
+#if HAS_WEIGHT
+    weight_row = static_cast<const Weight*>(params.weight) + first_column + head_of(params, row) * HIDDEN;
+#endif
+#if HAS_BIAS
+    bias_row = static_cast<const Bias*>(params.bias) + first_column + head_of(params, row) * HIDDEN;
+#endif
+
+    // ---- The row, and the sum of its squares, or of its elements
+    uint32 held[VECTORS][words_of<Held, VEC_SIZE>];
+    uint32 added[VECTORS][words_of<Residual, VEC_SIZE>];
+    uint32 weight[VECTORS][words_of<Weight, VEC_SIZE>];
+    uint32 bias[VECTORS][words_of<Bias, VEC_SIZE>];
+    float element[VECTORS][VEC_SIZE];
+    float sum[1] = {0.0f};
+#pragma unroll 1
+    for (int first = 0; first < SLICE; first += CHUNK) {
+#if ADDED_BEFORE
+      add_chunk(held, x + first, residual + first, sum_out + first, columns - first, stage, thread, row_in_cta);
+#else
+      load_chunk<Held>(held, x + first, columns - first, stage, thread, row_in_cta);
+#if ADDED_AFTER
+      if (ONE_CHUNK) load_chunk<Residual>(added, residual, columns, stage, thread, row_in_cta);
+#endif
+#endif
+      if (LOADS_EARLY) load_weight_and_bias<VECTORS>(weight, bias, weight_row, bias_row, thread, columns);
+      float of_chunk = 0.0f;
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+        unpack<Held>(element[k], held[k]);
+        of_chunk += CENTRED ? sum_of(element[k]) : sum_of_squares(element[k]);
+      }
+      sum[0] += CENTRED ? of_chunk : of_chunk * SQUARES_SCALE;
+    }
+
+    // ---- Its statistics
+    if (LOADS_LATE && !CENTRED) load_weight_and_bias<VECTORS>(weight, bias, weight_row, bias_row, thread, columns);
+    reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(sum, warp_sums + turn * of_one);
+    float found[VALUES];
+    float shift = 0.0f;
+#if CENTRED
+    shift = sum[0] * reciprocal_columns_of_cta(rank);
+    float deviations[2] = {0.0f, 0.0f};  // their sum, and that of their squares
+#pragma unroll 1
+    for (int first = 0; first < SLICE; first += CHUNK) {
+#if UNALIGNED
+      if (!ONE_CHUNK) load_chunk<Held>(held, held_row + first, columns - first, stage, thread, row_in_cta);
+#endif
+      float of_chunk[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+        float deviation[VEC_SIZE];
+        if (LOADS_AGAIN) load_of_chunk<Held>(held[k], held_row + first, k, thread, columns - first);
+        if (!KEEPS_FLOATS) unpack<Held>(element[k], held[k]);
+#pragma unroll
+        for (int i = 0; i < VEC_SIZE; ++i) deviation[i] = element[k][i] - shift;
+        clear_outside(deviation, k, first + (k * THREADS + thread) * VEC_SIZE, columns);
+#pragma unroll
+        for (int i = 0; i < VEC_SIZE; ++i) element[k][i] = deviation[i];
+        add_deviations(of_chunk, deviation);
+      }
+      deviations[0] += of_chunk[0];
+      deviations[1] += of_chunk[1] * SQUARES_SCALE;
+    }
+    if (UNPACKS_ANEW) {
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+#pragma unroll
+        for (int i = 0; i < words_of<Held, VEC_SIZE>; ++i) forget_uses(held[k][i]);
+      }
+    }
+    // The bias behind it: both together leave too few registers.
+    if (LOADS_LATE) load_weight(weight, weight_row, thread, columns);
+    reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(deviations, warp_deviations + turn * 2 * of_one);
+    if (LOADS_LATE) load_bias(bias, bias_row, thread, columns);
+    found[0] = shift;
+    found[1] = deviations[0];
+    found[2] = deviations[1];
+#else
+    found[0] = sum[0];
+#endif
+    send(exchange, found);
+    receive(exchange, found);
+    const Statistics statistics = statistics_of(params, found, thread);
+    if (stores_of_row) store_statistics(params, row, statistics);
+
+    // ---- y: once, or where each row has a scale, first its largest magnitude
+    Output* const out = static_cast<Output*>(params.out) + first_column +
+                        row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
+    constexpr int passes = ROW_SCALED ? 2 : 1;
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+      const bool stores = pass + 1 == passes;
+      float row_amax = 0.0f;
+#pragma unroll 1
+      for (int first = 0; first < SLICE; first += CHUNK) {
+#if UNALIGNED
+        if (!ONE_CHUNK) load_chunk<Held>(held, held_row + first, columns - first, stage, thread, row_in_cta);
+#if ADDED_AFTER
+        if (!ONE_CHUNK) load_chunk<Residual>(added, residual + first, columns - first, stage, thread, row_in_cta);
+#endif
+        Output* const staged = reinterpret_cast<Output*>(stage) + row_in_cta * CHUNK;
+        if (stores) cta_barrier();  // others have read what was staged last
+#endif
+#pragma unroll
+        for (int k = 0; k < VECTORS; ++k) {
+          const int in_chunk = (k * THREADS + thread) * VEC_SIZE, column = first + in_chunk;
+          if (!KEEPS_Y || !stores) {
+            if (LOADS_AGAIN) load_of_chunk<Held>(held[k], held_row + first, k, thread, columns - first);
+#if ADDED_AFTER
+            if (LOADS_AGAIN) load_of_chunk<Residual>(added[k], residual + first, k, thread, columns - first);
+#endif
+            if (HAS_COLUMNS && !LOADS_EARLY && !LOADS_LATE) {
+              if (HAS_WEIGHT) load_columns(weight[k], weight_row + first, k, thread, columns - first);
+              if (HAS_BIAS) load_columns(bias[k], bias_row + first, k, thread, columns - first);
+            }
+            subtract_mean(element[k], held[k], shift, statistics.mean_hi);
+            normalize(element[k], params, statistics, weight[k], bias[k], added[k]);
+            if (HAS_AMAX) amax = largest_magnitude(element[k], column, columns, amax);
+            if (ROW_SCALED) row_amax = largest_magnitude(element[k], column, columns, row_amax);
+          }
+          if (stores) {
+            uint32 word[words_of<Output, VEC_SIZE>];
+            pack_output(word, element[k], scale);
+#if UNALIGNED
+            store_vector<VEC_SIZE, Space::shared>(staged + in_chunk, word);
+#else
+            store_vector<VEC_SIZE>(out + column, word, EXACT || column < columns);
+#endif
+          }
+        }
+#if UNALIGNED
+        if (stores) {
+          cta_barrier();
+          copy_from_stage(out + first, staged, columns - first, thread);
+        }
+#endif
+      }
+#if ROW_SCALED
+      if (!stores) {
+        float maximum[1] = {row_amax};
+        reduce_row<Maximum, THREADS, ROWS_PER_CTA, folds>(maximum, warp_maxima + turn * of_one);
+        float maxima[VALUES] = {maximum[0]};
+        send(exchange, maxima);
+        receive(exchange, maxima);
+        scale = scale_of_row(params, row, reduce_lanes<Maximum, CTAS_PER_ROW>(maxima[0]), stores_of_row);
+      }
+#endif
+    }
+    first_row += stride;
+    turn = (turn + 1) % turns;
+  } while (REPEATS && first_row < params.rows);
+  store_amax(params, amax);
+  store_scale_inverse(params, scale);
+}
+
+}  // namespace trtc

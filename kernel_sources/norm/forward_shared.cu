@@ -1,0 +1,332 @@
+// Forward of RMSNorm and LayerNorm, rows in shared memory: norm/forward.cuh has the formula and the row partition. A
+// row is brought by asynchronous copies, each thread its own vectors, and read there each time that it is used:
+// registers are better spent on more rows in flight.
+//
+// The same threads work on ROWS_PER_PASS rows at a time: what is loaded of the weight and bias serves all of them, and
+// so does every barrier. Behind the last row they are that row again, which gets the same bits twice.
+//
+// LayerNorm sums deviations and their squares in one pass over a row (ONE_PASS), about a shift that is known before the
+// mean: the mean of a few of its elements. Only if that is far from the mean, deviations are summed again.
+#pragma once
+
+#include "norm/forward.cuh"
+#include "norm/staged.cuh"
+
+namespace trtc {
+
+#define R ROWS_PER_PASS
+#define OF_ROW (CENTRED ? 3 : 1)              // floats that CTAs exchange of a row
+#define HAS_COLUMNS (HAS_WEIGHT || HAS_BIAS)  // columns: the weight's and bias's elements
+#define BYTES_OF_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
+// Not of rows that share a CTA, which would not all be far; of fewer elements in a vector, one part in 20 or more is.
+#define ONE_PASS (CENTRED && ROWS_PER_CTA == 1 && VEC_SIZE >= 4)
+// Where a row has a scale: whether y stays in registers until that is known; other kernels would spill.
+#define KEEPS_Y (ROW_SCALED && THREADS <= 512 && VEC_SIZE > 1 && VEC_SIZE * BYTES_OF_COLUMN <= 32)
+// Vectors of the weight and bias that are on their way while others are used, the first ones while sums are exchanged:
+// that hides the L2 cache's latency. Larger CTAs have no registers for them, and where each serves several rows, half
+// of them last as long. LOADS_EARLY: before the sums, which hide it then; two rows' sums need the registers.
+#define LOADS_AHEAD (HAS_COLUMNS && KEEPS_Y == ROW_SCALED)
+#define LOADS_EARLY (LOADS_AHEAD && ONE_PASS && R == 1 && EXACT)
+#define IN_FLIGHT (COLUMNS_AHEAD ? VECTORS : VECTORS == 8 && !REPEATS ? 4 : VECTORS > 1 ? 2 : 1)
+
+TRTC_DEVICE void norm_forward_shared(const Params& params) {
+  // Rows that follow each other use shared memory in turn.
+  constexpr int turns = REPEATS ? 2 : 1;
+  constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
+  constexpr int sums_of_row = ONE_PASS ? 2 : 1;
+  TRTC_SHARED(float, first_shifts, turns* R);
+  TRTC_SHARED(float, warp_sums, turns * R * sums_of_row * of_one);
+#if CENTRED
+  TRTC_SHARED(float, warp_deviations, turns * R * 2 * of_one);
+#endif
+#if ROW_SCALED
+  TRTC_SHARED(float, warp_maxima, turns * R * of_one);
+#endif
+  TRTC_DYNAMIC_SHARED(char, stage);
+  constexpr bool folds = !REPEATS;
+
+  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
+  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
+  const int rank = static_cast<int>(cta_index() % CTAS_PER_ROW);
+  const int first_column = rank * SLICE;
+  const int most_columns = min(HIDDEN - first_column, SLICE);
+  const int64 stride = ctas_in_grid() / CTAS_PER_ROW * (ROWS_PER_CTA * R);
+
+  // Of each row: what lies in shared memory.
+  Input* x[R];
+  Residual* residual[R];
+#if UNALIGNED
+  Output* staged_y[R];
+#endif
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    char* const of_row = stage + r * STAGE_BYTES;
+    x[r] = reinterpret_cast<Input*>(of_row) + row_in_cta * CHUNK;
+    residual[r] = reinterpret_cast<Residual*>(of_row + RESIDUAL_AT) + row_in_cta * CHUNK;
+#if UNALIGNED
+    staged_y[r] = reinterpret_cast<Output*>(of_row + OUT_AT) + row_in_cta * CHUNK;
+#endif
+  }
+
+  RowExchange exchange = begin_exchange(params, rank);
+  float scale[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    scale[r] = 1.0f;
+#if HAS_SCALE
+    scale[r] = load_float(params.scale);
+#endif
+  }
+  float amax = 0.0f;
+  int turn = 0;
+
+  int64 first_row = cta_index() / CTAS_PER_ROW * (ROWS_PER_CTA * R);
+  do {
+    int64 row[R];
+    Held* sum_out[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) row[r] = R == 1 ? first_row + row_in_cta : min(first_row + r, params.rows - 1);
+    // A row behind the last one takes part in every barrier with no columns. Of one row for each CTA there is none.
+    const bool exists = ROWS_PER_CTA == 1 || row[0] < params.rows;
+    const int columns = exists ? most_columns : 0;
+    const bool stores_of_row = thread == 0 && rank == 0 && exists;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const Input* const from = static_cast<const Input*>(params.x) + first_column +
+                                row_offset(params, row[r], params.x_outer_stride, params.x_inner_stride);
+      copy_row(x[r], from, columns, thread);
+#if ADDED_BEFORE || ADDED_AFTER
+      const Residual* const residual_from =
+          static_cast<const Residual*>(params.residual) + first_column +
+          row_offset(params, row[r], params.residual_outer_stride, params.residual_inner_stride);
+      copy_row(residual[r], residual_from, columns, thread);
+#endif
+      sum_out[r] = nullptr;
+#if ADDED_BEFORE
+      sum_out[r] = static_cast<Held*>(params.residual_out) + first_column +
+                   row_offset(params, row[r], params.residual_out_outer_stride, params.residual_out_inner_stride);
+#endif
+    }
+    const Weight* weight_row = nullptr;
+    const Bias* bias_row = nullptr;
+#if HAS_WEIGHT
+    weight_row = static_cast<const Weight*>(params.weight) + first_column + head_of(params, row[0]) * HIDDEN;
+#endif
+#if HAS_BIAS
+    bias_row = static_cast<const Bias*>(params.bias) + first_column + head_of(params, row[0]) * HIDDEN;
+#endif
+#if UNALIGNED
+    cta_barrier();
+#else
+    wait_async();
+#endif
+
+    // ---- Each row's sum of squares, or of its elements; in one pass, of deviations and their squares
+    float shift[R] = {};
+    if constexpr (ONE_PASS) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        uint32 first[words_of<Held, VEC_SIZE>];
+        load_held_first(first, x[r], residual[r], sum_out[r], 0, thread * VEC_SIZE, columns);
+        if (thread == 0) shift[r] = shift_from<Held>(first, columns);
+      }
+    }
+    // Not before the rows have come, which wait for them otherwise.
+    uint32 weight[IN_FLIGHT][words_of<Weight, VEC_SIZE>];
+    uint32 bias[IN_FLIGHT][words_of<Bias, VEC_SIZE>];
+    if (LOADS_EARLY) load_weight(weight, weight_row, thread, columns);
+    if constexpr (ONE_PASS) broadcast_in_row<THREADS, ROWS_PER_CTA>(shift, first_shifts + turn * R);
+    float sums[R * sums_of_row] = {};
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      float of_row[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+        const int column = (k * THREADS + thread) * VEC_SIZE;
+        uint32 held[words_of<Held, VEC_SIZE>];
+        float element[VEC_SIZE];
+        if (ONE_PASS && k == 0) {
+          load_held(held, x[r], residual[r], column);
+        } else {
+          load_held_first(held, x[r], residual[r], sum_out[r], k, column, columns);
+        }
+        unpack<Held>(element, held);
+        if constexpr (ONE_PASS) {
+#pragma unroll
+          for (int i = 0; i < VEC_SIZE; ++i) element[i] -= shift[r];
+          clear_outside(element, k, column, columns);
+          add_deviations(of_row, element);
+        } else {
+          of_row[0] += CENTRED ? sum_of(element) : sum_of_squares(element);
+        }
+      }
+      sums[r * sums_of_row] = CENTRED ? of_row[0] : of_row[0] * SQUARES_SCALE;
+      if (ONE_PASS) sums[r * sums_of_row + sums_of_row - 1] = of_row[1] * SQUARES_SCALE;
+#if UNALIGNED && ADDED_BEFORE
+      if constexpr (KEEPS_SUM) {
+        cta_barrier();
+        copy_from_stage(sum_out[r], reinterpret_cast<const Held*>(residual[r]), columns, thread);
+        cta_barrier();  // y may come into its place
+      }
+#endif
+    }
+    if (LOADS_AHEAD && !LOADS_EARLY) {
+      load_weight_and_bias<IN_FLIGHT>(weight, bias, weight_row, bias_row, thread, columns);
+    }
+
+    // ---- Their statistics
+    reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(sums, warp_sums + turn * R * sums_of_row * of_one);
+    float found[VALUES];
+#if CENTRED
+    const float reciprocal = reciprocal_columns_of_cta(rank);
+    bool again[R];
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      again[r] = !ONE_PASS;
+      if constexpr (ONE_PASS) {
+        found[r * OF_ROW + 1] = sums[r * 2];
+        found[r * OF_ROW + 2] = sums[r * 2 + 1];
+        again[r] = is_far(sums[r * 2], sums[r * 2 + 1], reciprocal);
+      }
+      if (again[r]) shift[r] += sums[r * sums_of_row] * reciprocal;
+      any = any || again[r];
+    }
+    if (__builtin_expect(any, !ONE_PASS)) {
+      float deviations[R * 2];
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        float of_row[2] = {0.0f, 0.0f};
+#pragma unroll(ONE_PASS ? 1 : VECTORS)
+        for (int k = 0; k < VECTORS; ++k) {
+          const int column = (k * THREADS + thread) * VEC_SIZE;
+          uint32 held[words_of<Held, VEC_SIZE>];
+          float deviation[VEC_SIZE];
+          load_held(held, x[r], residual[r], column);
+          unpack<Held>(deviation, held);
+#pragma unroll
+          for (int i = 0; i < VEC_SIZE; ++i) deviation[i] -= shift[r];
+          clear_outside(deviation, k, column, columns);
+          add_deviations(of_row, deviation);
+        }
+        deviations[r * 2] = of_row[0];
+        deviations[r * 2 + 1] = of_row[1] * SQUARES_SCALE;
+      }
+      reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(deviations, warp_deviations + turn * R * 2 * of_one);
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        if (again[r]) found[r * OF_ROW + 1] = deviations[r * 2];
+        if (again[r]) found[r * OF_ROW + 2] = deviations[r * 2 + 1];
+      }
+      // So that they need no registers here.
+      if (ONE_PASS && LOADS_AHEAD) {
+        load_weight(weight, weight_row, thread, columns);
+        if (!LOADS_EARLY) load_bias(bias, bias_row, thread, columns);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) found[r * OF_ROW] = shift[r];
+#else
+#pragma unroll
+    for (int r = 0; r < R; ++r) found[r] = sums[r];
+#endif
+    if (LOADS_EARLY) load_bias(bias, bias_row, thread, columns);  // both together leave too few registers before
+    send(exchange, found);
+    receive(exchange, found);
+    Statistics statistics[R];
+    Output* out[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      statistics[r] = statistics_of(params, found + r * OF_ROW, thread);
+      if (stores_of_row) store_statistics(params, row[r], statistics[r]);
+      out[r] = static_cast<Output*>(params.out) + first_column +
+               row_offset(params, row[r], params.out_outer_stride, params.out_inner_stride);
+    }
+
+    // ---- y: once, or where each row has a scale, first its largest magnitude
+    constexpr int passes = ROW_SCALED ? 2 : 1;
+    float kept[KEEPS_Y ? R * VECTORS : 1][VEC_SIZE];
+#pragma unroll
+    for (int pass = 0; pass < passes; ++pass) {
+      const bool stores = pass + 1 == passes, computes = !KEEPS_Y || !stores;
+      float row_amax[R] = {};
+#pragma unroll
+      for (int k = 0; k < VECTORS; ++k) {
+        const int column = (k * THREADS + thread) * VEC_SIZE;
+        uint32 own_weight[words_of<Weight, VEC_SIZE>], own_bias[words_of<Bias, VEC_SIZE>];
+        if (computes && LOADS_AHEAD) {
+          copy_words(own_weight, weight[k % IN_FLIGHT]);
+          copy_words(own_bias, bias[k % IN_FLIGHT]);
+          if (k + IN_FLIGHT < VECTORS) {
+            if (HAS_WEIGHT) load_columns(weight[k % IN_FLIGHT], weight_row, k + IN_FLIGHT, thread, columns);
+            if (HAS_BIAS) load_columns(bias[k % IN_FLIGHT], bias_row, k + IN_FLIGHT, thread, columns);
+          }
+        } else if (computes) {
+          if (HAS_WEIGHT) load_columns(own_weight, weight_row, k, thread, columns);
+          if (HAS_BIAS) load_columns(own_bias, bias_row, k, thread, columns);
+        }
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          float y[VEC_SIZE];
+          if (computes) {
+            uint32 held[words_of<Held, VEC_SIZE>], added[words_of<Residual, VEC_SIZE>];
+            load_held(held, x[r], residual[r], column);
+            if (ADDED_AFTER) load_vector<VEC_SIZE, Space::shared>(added, residual[r] + column);
+            unpack<Held>(y, held);
+#pragma unroll
+            for (int i = 0; i < VEC_SIZE; ++i) y[i] -= CENTRED ? statistics[r].mean_hi : 0.0f;
+            normalize(y, params, statistics[r], own_weight, own_bias, added);
+            if (HAS_AMAX) amax = largest_magnitude(y, column, columns, amax);
+            if (ROW_SCALED) row_amax[r] = largest_magnitude(y, column, columns, row_amax[r]);
+          }
+          if (KEEPS_Y) {
+#pragma unroll
+            for (int i = 0; i < VEC_SIZE; ++i) {
+              float& kept_value = kept[KEEPS_Y ? r * VECTORS + k : 0][i];
+              if (stores) {
+                y[i] = kept_value;
+              } else {
+                kept_value = y[i];
+              }
+            }
+          }
+          if (stores) {
+            uint32 word[words_of<Output, VEC_SIZE>];
+            pack_output(word, y, scale[r]);
+#if UNALIGNED
+            store_vector<VEC_SIZE, Space::shared>(staged_y[r] + column, word);
+#else
+            store_vector<VEC_SIZE>(out[r] + column, word, EXACT || column < columns);
+#endif
+          }
+        }
+      }
+#if ROW_SCALED
+      if (!stores) {
+        reduce_row<Maximum, THREADS, ROWS_PER_CTA, folds>(row_amax, warp_maxima + turn * R * of_one);
+        float maxima[VALUES] = {};
+#pragma unroll
+        for (int r = 0; r < R; ++r) maxima[r] = row_amax[r];
+        send(exchange, maxima);
+        receive(exchange, maxima);
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          scale[r] = scale_of_row(params, row[r], reduce_lanes<Maximum, CTAS_PER_ROW>(maxima[r]), stores_of_row);
+        }
+      }
+#endif
+    }
+#if UNALIGNED
+    cta_barrier();
+#pragma unroll
+    for (int r = 0; r < R; ++r) copy_from_stage(out[r], staged_y[r], columns, thread);
+    if (REPEATS) cta_barrier();
+#endif
+    first_row += stride;
+    turn = (turn + 1) % turns;
+  } while (REPEATS && first_row < params.rows);
+  store_amax(params, amax);
+  store_scale_inverse(params, scale[0]);
+}
+
+}  // namespace trtc

@@ -1,0 +1,119 @@
+// How the norms' kernels partition a row, and how its columns travel.
+//
+// CTAS_PER_ROW CTAs have SLICE columns each, the last one the rest. A CTA holds CHUNK columns of ROWS_PER_CTA rows at a
+// time. Of a row's THREADS threads there, thread t has the columns
+// [(k * THREADS + t) * VEC_SIZE, ... + VEC_SIZE) of a chunk for k = 0, 1, ... VECTORS - 1. The configuration alone
+// fixes the order of a sum.
+//
+// A program (transformer_rtc/ops/norm/kernels.py) defines, before it includes a kernel, what is in upper case here and
+// not defined here: types, numbers, and macros that are 0 or 1.
+#pragma once
+
+#include "row_reduce.cuh"
+#include "row_vector.cuh"
+
+namespace trtc {
+
+// ---- Row partition --------------------------------------------------------------------------------------------------
+
+#define CHUNK (THREADS * VECTORS * VEC_SIZE)
+// About as many columns for each CTA, or all would wait for those that have more. Whole lines of 128 bytes, or two,
+// where these divide a row and the CTAs hold them: bulk copies are faster then.
+#define LINE 64
+#define SLICE_IN_LINES ((HIDDEN - 1) / (LINE * CTAS_PER_ROW) * LINE + LINE)
+#define SLICE_IN_VECTORS ((HIDDEN - 1) / (VEC_SIZE * CTAS_PER_ROW) * VEC_SIZE + VEC_SIZE)
+#define SLICE (HIDDEN % LINE == 0 && SLICE_IN_LINES <= CHUNKS * CHUNK ? SLICE_IN_LINES : SLICE_IN_VECTORS)
+static_assert(SLICE <= CHUNKS * CHUNK, "the CTAs hold a row");
+static_assert(UNALIGNED || HIDDEN % VEC_SIZE == 0, "rows are whole vectors");
+
+// Every vector of every thread lies in the row.
+#define EXACT (ROWS_PER_CTA == 1 && static_cast<int64>(CHUNKS) * CHUNK * CTAS_PER_ROW == HIDDEN)
+
+// Whether vector k of every thread lies in the row: nothing has to be tested then.
+constexpr TRTC_DEVICE bool is_filled(int k) {
+  const int64 least = HIDDEN - static_cast<int64>(CTAS_PER_ROW - 1) * SLICE;  // columns of the last CTA
+  return EXACT || (CHUNKS == 1 && ROWS_PER_CTA == 1 && (k + 1) * THREADS * VEC_SIZE <= least);
+}
+
+// Whether element i of the vector at a CTA's `column` is one of its `columns`.
+TRTC_DEVICE bool is_inside(int i, int column, int columns) {
+  return EXACT || (UNALIGNED ? column + i : column) < columns;
+}
+
+// The elements of vector k, at a CTA's `column`, that are not in the row become 0.
+TRTC_DEVICE void clear_outside(float (&element)[VEC_SIZE], int k, int column, int columns) {
+  if (is_filled(k)) return;
+  if (__builtin_expect(columns - column < VEC_SIZE, 0)) {
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; ++i) element[i] = is_inside(i, column, columns) ? element[i] : 0.0f;
+  }
+}
+
+// The columns that CTA `rank` of a row has, and the inverse; 0 where there are none.
+TRTC_DEVICE float columns_of_cta(int rank) {
+  return static_cast<float>(EXACT ? SLICE : max(0, min(HIDDEN - rank * SLICE, SLICE)));
+}
+TRTC_DEVICE float reciprocal_columns_of_cta(int rank) {
+  constexpr int before_last = (HIDDEN - 1) / SLICE;  // CTAs
+  constexpr float of_last = 1.0f / static_cast<float>(HIDDEN - before_last * SLICE);
+  if (EXACT) return of_last;
+  return rank < before_last ? 1.0f / SLICE : rank == before_last ? of_last : 0.0f;
+}
+
+// Which row of per-head weights belongs to a row: the last of its leading dimensions.
+TRTC_DEVICE int64 head_of(const Params& params, int64 row) {
+#if PER_HEAD
+  const uint32 token = multiply_high(static_cast<uint32>(row), params.heads_magic) >> params.heads_shift;
+  return params.heads == 1 ? 0 : static_cast<int64>(static_cast<uint32>(row) - token * params.heads);
+#else
+  return 0;
+#endif
+}
+
+// ---- Vectors --------------------------------------------------------------------------------------------------------
+
+// Vector k of a CTA's columns of the weight or bias, from the chunk at `from` on, of which `columns` are there.
+template <class T>
+TRTC_DEVICE void load_columns(uint32 (&word)[words_of<T, VEC_SIZE>], const T* from, int k, int thread, int columns) {
+  const int column = (k * THREADS + thread) * VEC_SIZE;
+  if constexpr (UNALIGNED) {
+    load_elements<VEC_SIZE>(word, from + column, columns - column);
+  } else {
+    load_vector_if<VEC_SIZE>(word, from + column, is_filled(k) || column < columns);
+  }
+}
+
+#if UNALIGNED
+// Rows that are no whole aligned vectors travel through shared memory: a row's threads copy its elements, neighbouring
+// threads neighbouring ones, and read or write vectors there. Behind the row are zeros. A barrier goes before and
+// behind.
+template <class T>
+TRTC_DEVICE void copy_to_stage(T* stage, const T* from, int columns, int thread) {
+#pragma unroll 1
+  for (int first = thread; first < CHUNK; first += VEC_SIZE * THREADS) {
+    T element[VEC_SIZE];  // all are on their way before the first one is stored
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; ++i) {
+      element[i] = T{};
+      if (first + i * THREADS < columns) element[i] = from[first + i * THREADS];
+    }
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; ++i) stage[first + i * THREADS] = element[i];
+  }
+}
+template <class T>
+TRTC_DEVICE void copy_from_stage(T* to, const T* stage, int columns, int thread) {
+#pragma unroll 1
+  for (int first = thread; first < min(columns, CHUNK); first += VEC_SIZE * THREADS) {
+    T element[VEC_SIZE];
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; ++i) element[i] = stage[first + i * THREADS];
+#pragma unroll
+    for (int i = 0; i < VEC_SIZE; ++i) {
+      if (first + i * THREADS < columns) to[first + i * THREADS] = element[i];
+    }
+  }
+}
+#endif
+
+}  // namespace trtc
