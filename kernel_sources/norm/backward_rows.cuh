@@ -174,6 +174,13 @@ TRTC_DEVICE void take_statistics(GivenStatistics& given, const Params& params, i
 
 #else
 
+// What a load gives. It is waited for here: a shuffle is an instruction, and a copy is none. Called by whole warps.
+TRTC_DEVICE float arrived(float loaded) { return shuffle_from(loaded, thread_index() % 32); }
+
+// Whether they are waited for before the next ones are sent for. Else whoever needs them later may wait for those, too,
+// if they share a barrier of the hardware, as they do here.
+#define WAITS_FOR_STATISTICS (CENTRED && sizeof(Input) == 4 && CTAS_PER_ROW == 1)
+
 // Sent for one turn before: the compiler waits for them behind that turn's barrier. The first CTA of those with
 // neighbouring rows waits longest: none gets ahead, and where memory is what they wait for, all end together.
 struct GivenStatistics {
@@ -192,8 +199,8 @@ TRTC_DEVICE GivenStatistics begin_statistics(const Params& params, int, int64 ro
 
 TRTC_DEVICE void take_statistics(GivenStatistics& given, const Params& params, int thread, int64 row, int64 stride,
                                  float& mean, float& rstd) {
-  mean = given.next_mean;
-  rstd = given.next_rstd;
+  mean = WAITS_FOR_STATISTICS ? arrived(given.next_mean) : given.next_mean;
+  rstd = WAITS_FOR_STATISTICS ? arrived(given.next_rstd) : given.next_rstd;
   given = begin_statistics(params, thread, row + stride, stride);
 }
 

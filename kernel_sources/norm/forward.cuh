@@ -49,6 +49,12 @@ TRTC_DEVICE void load_weight_and_bias(uint32 (&weight)[Count][words_of<Weight, V
   }
 }
 
+// Has whoever uses `word` wait for `other`, too, so that both are loaded together: else the compiler loads what is used
+// later only when it is used, to need fewer registers. No bit changes: there are fewer rows than 2^48.
+TRTC_DEVICE void await_beside(uint32& word, uint32 other, const Params& params) {
+  word |= other & static_cast<uint32>(params.rows >> 48);
+}
+
 // The sum of a vector and the residual's, rounded to its type.
 TRTC_DEVICE void add_residual(uint32 (&sum)[words_of<Held, VEC_SIZE>], const uint32 (&x)[words_of<Input, VEC_SIZE>],
                               const uint32 (&residual)[words_of<Residual, VEC_SIZE>]) {

@@ -14,12 +14,14 @@ namespace trtc {
 #define HAS_COLUMNS (HAS_WEIGHT || HAS_BIAS)    // columns: the weight's and bias's elements
 #define BYTES_OF_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
 #define BYTES_OF_COLUMNS (VECTORS * VEC_SIZE * BYTES_OF_COLUMN)  // of a thread
-// Whether the weight and bias are loaded beside the row, so that their latency is hidden behind its; more would not fit
-// into the registers. Or before the threads' last exchange. Else before each vector of y, behind the store of the last.
-#define LOADS_EARLY (HAS_COLUMNS && ONE_CHUNK && BYTES_OF_COLUMNS <= 64)
-#define LOADS_LATE                                                                                \
-  (HAS_COLUMNS && ONE_CHUNK && !LOADS_EARLY && !ADDED_BEFORE && !ADDED_AFTER && THREADS <= 256 && \
-   BYTES_OF_COLUMNS <= 128)
+// Whether the weight and bias are loaded beside the row, so that their latency is hidden behind its. More fits into the
+// registers only where y is kept there anyway. Else LayerNorm loads them before the threads' last exchanges, or each
+// vector is loaded before it is used, behind the store of the last.
+#define HAS_ROOM (THREADS <= 256 && BYTES_OF_COLUMNS <= 128 && !ADDED_BEFORE && !ADDED_AFTER)
+#define LOADS_EARLY (HAS_COLUMNS && ONE_CHUNK && (BYTES_OF_COLUMNS <= 64 || (HAS_ROOM && !CENTRED)))
+#define LOADS_LATE (HAS_COLUMNS && ONE_CHUNK && HAS_ROOM && !LOADS_EARLY)
+// Whether the sum of the row waits for them, too. A long row does not: it has few CTAs beside it, which would wait.
+#define AWAITS_BOTH (!ADDED_BEFORE && !ADDED_AFTER && (ROW_SCALED || HIDDEN * sizeof(Held) < 8192))
 // LayerNorm uses a row three times: it stays in registers as floats, but not beside so much of the weight and bias.
 #define KEEPS_FLOATS (CENTRED && ONE_CHUNK && !LOADS_LATE)
 // A row of 16 bits is unpacked anew behind the exchange, which takes fewer registers meanwhile. Not a row of one warp,
@@ -176,7 +178,14 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
       if (ONE_CHUNK) load_chunk<Residual>(added, residual, columns, stage, thread, row_in_cta);
 #endif
 #endif
-      if (LOADS_EARLY) load_weight_and_bias<VECTORS>(weight, bias, weight_row, bias_row, thread, columns);
+      if (LOADS_EARLY) {
+        load_weight_and_bias<VECTORS>(weight, bias, weight_row, bias_row, thread, columns);
+#pragma unroll
+        for (int k = 0; k < VECTORS && AWAITS_BOTH; ++k) {
+          if (HAS_WEIGHT) await_beside(held[k][0], weight[k][0], params);
+          if (HAS_BIAS) await_beside(held[k][0], bias[k][0], params);
+        }
+      }
       float of_chunk = 0.0f;
 #pragma unroll
       for (int k = 0; k < VECTORS; ++k) {
@@ -187,7 +196,6 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
     }
 
     // ---- Its statistics
-    if (LOADS_LATE && !CENTRED) load_weight_and_bias<VECTORS>(weight, bias, weight_row, bias_row, thread, columns);
     reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(sum, warp_sums + turn * of_one);
     float found[VALUES];
     float shift = 0.0f;

@@ -27,6 +27,8 @@ namespace trtc {
 // of them last as long. LOADS_EARLY: before the sums, which hide it then; two rows' sums need the registers.
 #define LOADS_AHEAD (HAS_COLUMNS && KEEPS_Y == ROW_SCALED)
 #define LOADS_EARLY (LOADS_AHEAD && ONE_PASS && R == 1 && EXACT)
+// Where registers are short.
+#define COMPUTES_ADDRESSES_ANEW (CENTRED && !ROW_SCALED)
 #define IN_FLIGHT (COLUMNS_AHEAD ? VECTORS : VECTORS == 8 && !REPEATS ? 4 : VECTORS > 1 ? 2 : 1)
 
 TRTC_DEVICE void norm_forward_shared(const Params& params) {
@@ -140,9 +142,10 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       float of_row[2] = {0.0f, 0.0f};
+      const int own = COMPUTES_ADDRESSES_ANEW ? anew(thread) : thread;
 #pragma unroll
       for (int k = 0; k < VECTORS; ++k) {
-        const int column = (k * THREADS + thread) * VEC_SIZE;
+        const int column = (k * THREADS + own) * VEC_SIZE;
         uint32 held[words_of<Held, VEC_SIZE>];
         float element[VEC_SIZE];
         if (ONE_PASS && k == 0) {
@@ -250,9 +253,10 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
     for (int pass = 0; pass < passes; ++pass) {
       const bool stores = pass + 1 == passes, computes = !KEEPS_Y || !stores;
       float row_amax[R] = {};
+      const int own = COMPUTES_ADDRESSES_ANEW ? anew(thread) : thread;
 #pragma unroll
       for (int k = 0; k < VECTORS; ++k) {
-        const int column = (k * THREADS + thread) * VEC_SIZE;
+        const int column = (k * THREADS + own) * VEC_SIZE;
         uint32 own_weight[words_of<Weight, VEC_SIZE>], own_bias[words_of<Bias, VEC_SIZE>];
         if (computes && LOADS_AHEAD) {
           copy_words(own_weight, weight[k % IN_FLIGHT]);

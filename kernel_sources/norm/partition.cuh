@@ -70,6 +70,14 @@ TRTC_DEVICE int64 head_of(const Params& params, int64 row) {
 #endif
 }
 
+// A thread's index for another pass over its vectors. Their addresses are computed anew from it: else each would keep a
+// register from one pass to the next.
+TRTC_DEVICE int anew(int thread) {
+  uint32 bits = thread;
+  forget_uses(bits);
+  return static_cast<int>(bits);
+}
+
 // ---- Vectors --------------------------------------------------------------------------------------------------------
 
 // Vector k of a CTA's columns of the weight or bias, from the chunk at `from` on, of which `columns` are there.

@@ -101,7 +101,7 @@ def traits(types: Mapping[str, DType], flags: Mapping[str, bool], numbers: Mappi
 
 
 def definitions(types: Mapping[str, DType], macros: Mapping[str, object], numbers: Mapping[str, int]) -> str:
-    """Return what a kernel of plain text is specialised for: its types, numbers, and macros, of which flags are 0 or 1."""
+    """Return what a kernel of plain text is specialised for: types, numbers, and macros, flags 0 or 1."""
     lines = ['#include "types.cuh"']
     lines += [f"#define {name} {int(value) if isinstance(value, bool) else value}" for name, value in macros.items()]
     lines.append("namespace trtc {")

@@ -573,7 +573,7 @@ _BACKWARD_SIZES = {
         _Entry(16384, 8, 704, 3, 1, True, 3),  # 131072: H200 0.933, H100 0.918
     ),
     ("rms_norm", 4): (
-        _Entry(192, 1, 96, 2, 2, True, 5),  # 768: H200 0.964, H100 0.959
+        _Entry(192, 1, 96, 2, 2, True, 5, ahead=True),  # 768: H200 0.964, H100 0.959
         _Entry(256, 1, 128, 2, 1, True, 4),  # 1024: 0.940; two rows by 256 threads 0.914
         _Entry(384, 1, 96, 4, 1, True, 5),  # 1536: H200 0.980, H100 0.955
         _Entry(512, 1, 256, 2, 2, True, 4),  # 2048: 0.959, 0.946
@@ -624,7 +624,7 @@ _BACKWARD_SIZES = {
         _Entry(2304, 8, 96, 3, 1, True, 3, bulk=True, ahead=True),  # 18432: 0.904, 0.738
         _Entry(2560, 2, 320, 4, 1, True, 3, ahead=True, clusters=False),  # 20480: 0.875, 0.826
         _Entry(2560, 4, 160, 4, 1, True, 2),  # 20480: H200 0.919, H100 0.917
-        _Entry(5120, 8, 160, 4, 1, True, 2),  # 40960: H200 0.908, H100 0.939
+        _Entry(5120, 8, 160, 4, 1, True, 2, ahead=True),  # 40960: H200 0.908, H100 0.939
         _Entry(7168, 4, 448, 4, 1, True, 2, ahead=True),  # 57344: H200 0.900, H100 0.914
         _Entry(8192, 16, 128, 4, 1, True, 3, ahead=True),  # 65536: H200 0.909, H100 0.912
         _Entry(12288, 16, 192, 4, 1, True, 3, ahead=True),  # 98304: H200 0.899, H100 0.922
@@ -655,7 +655,7 @@ _BACKWARD_SIZES = {
         _Entry(5120, 8, 320, 2, 1, True, 4, clusters=False),  # 20480: 0.930, 0.853
         _Entry(6144, 8, 192, 4, 1, True, 2, bulk=True, ahead=True),  # 24576: H100 0.969, 0.945
         _Entry(6400, 8, 288, 3, 1, True, 3),  # 25600: H200 0.961, H100 0.950
-        _Entry(7168, 8, 224, 4, 1, True, 2),  # 28672: H100 0.970, 0.955
+        _Entry(7168, 8, 224, 4, 1, True, 2, ahead=True),  # 28672: H100 0.970, 0.955
         _Entry(7680, 8, 256, 4, 1, True, 4, bulk=True, ahead=True),  # 30720: H100 0.965, 0.951
         _Entry(8192, 8, 256, 4, 1, True, 4, ahead=True),  # 32768: H200 0.951, H100 0.951
         _Entry(10240, 8, 448, 3, 1, True, 4, bulk=True, ahead=True),  # 40960: H200 0.942, H100 0.945

@@ -231,7 +231,7 @@ class ForwardSpec(RowSpec):
             if config.in_shared:
                 return 96 if config.chunk * config.ctas_per_row == self.hidden else 112
             if config.vector >= 4 and config.steps * config.vector >= 32:
-                return 80 if config.vector > 4 else 96  # of floats 78 to 84, and 92 on sm_120
+                return 80
         staged = self.output.bytes != self._replaced.bytes
         pairs = config.together > 1
         # RMSNorm with a bias is divided as LayerNorm is; of it, pairs of rows alone spill.
@@ -243,24 +243,26 @@ class ForwardSpec(RowSpec):
             return 56  # likewise
         if self._spills:
             return 48  # likewise
-        if not staged and not config.stages and not self._columns_ahead and self.chunks == 1 and not pairs:
-            return self._fewest_registers
+        if not (config.stages or self._columns_ahead or pairs) and self.chunks == 1:
+            return self._fewest_registers(staged)
         # With the 91 that the compiler takes, LayerNorm of bfloat16, 65536, had 0.95 of its speed; with 73, 0.82.
         if staged or not self._columns_ahead:
             return 0
         columns = sum(dtype.bytes for dtype in (self.weight, self.bias) if dtype)
         return max(80, 5 * config.vector * columns // 2) + (16 if self.residual else 0)
 
-    @property
-    def _fewest_registers(self) -> int:
+    def _fewest_registers(self, staged: bool) -> int:
         """Return how many hold a row, where the compiler takes more to have more loads of one thread on their way."""
         config = self.config
-        if config.rows_per_cta > 1 or config.ctas_per_row > 1 or self.repeats or self.unaligned:
+        elements = config.steps * config.vector
+        if self.repeats or self.unaligned or config.rows_per_cta > 1:
             return 0
-        if config.in_shared:
-            return 48 if self.norm == "layer_norm" else 0
-        few = self.norm == "rms_norm" and config.steps <= 2 and not self.residual
-        return 32 if few and config.steps * config.vector <= 16 else 0
+        if self.norm == "rms_norm" and not self.residual:
+            # In shared memory only where one CTA fewer is half of them, or much is stored.
+            few = config.threads >= 1024 or (staged and elements <= 16) if config.in_shared else elements <= 16
+            return 32 if few and (config.in_shared or config.steps <= 2) else 0
+        whole = not staged and config.ctas_per_row == 1
+        return 48 if config.in_shared and whole and self.norm == "layer_norm" and elements < 64 else 0
 
     @property
     def _spills(self) -> bool:
