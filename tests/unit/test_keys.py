@@ -76,7 +76,7 @@ VALUES_OF = {
     **dict.fromkeys(("input", "gradient", "sum"), _TYPES),
     **dict.fromkeys(("weight", "bias", "residual", "dweight", "dbias"), (*_TYPES, None)),
     "output": (*_TYPES, FLOAT8_E4M3, FLOAT8_E5M2, INT8),
-    **dict.fromkeys(("scale", "per_head", "repeats", "rounds", "statistics"), (False, True)),
+    **dict.fromkeys(("scale", "per_head", "repeats", "rounds", "statistics", "unaligned"), (False, True)),
 }
 
 

@@ -159,7 +159,7 @@ def test_the_ctas_of_a_row_have_about_as_much_of_it_as_each_other(operator, hidd
     case = Case(64, hidden, dtype, dtype, dtype, operator=operator, **given)
     (spec, rule), *_ = case.stages(ARCHITECTURES[90])
     assert rule.ctas_per_row > 1 and -(-hidden // columns) == rule.ctas_per_row
-    program = spec.program + f'static_assert(SLICE == {columns}, "");\n'
+    program = spec.program + f'namespace trtc {{ static_assert(SLICE == {columns}, ""); }}\n'
     kernel_cache.compile_with_report(spec.symbol, program, spec.options, 90)
 
 

@@ -327,9 +327,11 @@ def test_a_warm_up_compiles_what_is_missing_and_says_so(compiler):
 
     first, wanted = run(), set()
     forms = (("rms_norm", {}), ("rms_norm_backward", {"dresidual": True}))
-    for architecture, dtype, hidden, form in itertools.product((80, 90), ("bfloat16", "float32"), (64, 128), forms):
+    axes = itertools.product((80, 90), ("bfloat16", "float32"), (64, 128), forms, (False, True))
+    for architecture, dtype, hidden, form, unaligned in axes:
         (request,) = warming._requests(form[0], dtype, hidden, False, False, form[1])
-        specs = declaration_of(form[0]).family.specialise(request, ARCHITECTURES[architecture])
+        asked = request._replace(unaligned=unaligned)
+        specs = declaration_of(form[0]).family.specialise(asked, ARCHITECTURES[architecture])
         wanted |= {(spec.symbol, f"sm_{architecture}") for spec, _ in specs}
     assert {(found.symbol, found.architecture) for found in first} == wanted and len(first) == len(wanted)
     assert {found.status for found in first} == {"compiled"} and all(found.milliseconds > 0 for found in first)
