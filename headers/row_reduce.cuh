@@ -65,14 +65,14 @@ constexpr TRTC_DEVICE int power_of_two_from(int number) {
   return number <= 2 ? 2 : number <= 4 ? 4 : number <= 8 ? 8 : number <= 16 ? 16 : 32;
 }
 
-// The floats of shared memory that reduce_row() needs for `count` values.
+// The floats of shared memory that reduce_row() needs for `count` values: one, for the sake of C++, where a row is
+// shared within a warp.
 constexpr TRTC_DEVICE int reduced_floats(int threads_per_row, int rows_per_cta, int count) {
-  return rows_per_cta * warps_of_row(threads_per_row) * count;
+  return threads_per_row <= 32 ? 1 : rows_per_cta * warps_of_row(threads_per_row) * count;
 }
 
-// Reduces each of the values over the threads of a row that are in this CTA. `shared`: reduced_floats(), unless a row
-// is shared within a warp. They are free again behind the CTA's next barrier, so reductions that follow each other
-// without one use two places in turn.
+// Reduces each of the values over the threads of a row that are in this CTA. `shared`: reduced_floats(). They are free
+// again behind the CTA's next barrier, so reductions that follow each other without one use two places in turn.
 //
 // `Folds`: of 2 or 4 values, a part of the lanes adds up each, where that is fewer instructions (12, not 20, for two of
 // several warps; but one more that waits: not where few rows are in flight). The order is another one then.
