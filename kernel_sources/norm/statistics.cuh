@@ -5,9 +5,10 @@
 
 namespace trtc {
 
-// Sums are by vector, by chunk and by row: no chain of additions grows long enough to lose an ulp. Sums of squares are
-// scaled by a power of two, which changes no bit, so that of a long row of large numbers they do not overflow where
-// their mean does not.
+// Sums are by vector, by chunk and by row: no chain of additions grows long enough to lose an ulp. A thread's sums of
+// squares are scaled by a power of two, which changes no bit, so that those of a long row of numbers up to 1e18 do not
+// overflow. That is up to 32 / HIDDEN: 32 squares of deviations from a shift, up to 2e18, and the square of as large a
+// shift, are a float, and by a smaller one a thread's sum of squares of small numbers would be a subnormal.
 
 #define MEAN_OF_SQUARES (1.0f / HIDDEN / SQUARES_SCALE)
 

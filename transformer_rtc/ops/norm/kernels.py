@@ -98,8 +98,8 @@ class RowSpec(KernelSpec):
             "ROWS_PER_PASS": config.together,
         }
         macros = flags | {
-            # The largest power of two that is at most 1 / hidden.
-            "SQUARES_SCALE": f"0x1p-{(self.hidden - 1).bit_length()}f",
+            # A power of two, at most 32 / hidden (norm/statistics.cuh).
+            "SQUARES_SCALE": f"0x1p-{max(0, (self.hidden - 1).bit_length() - 5)}f",
             "UNALIGNED": self.unaligned or config.ragged,
             "CLUSTER": config.exchange == "cluster",
             "GRID": config.exchange == "grid",
