@@ -17,6 +17,7 @@ template <bool Centred, int Threads, class Row, class Reduction>
 TRTC_DEVICE Moments moments_of(const Row& x, Reduction& reduction, int thread, int hidden) {
   constexpr int N = forward_vector;
   const float reciprocal_hidden = divide(1.0f, static_cast<float>(hidden));
+  const float scale = squares_scale(reciprocal_hidden);
   float shift = 0.0f;
   if constexpr (Centred) {
     float total[1] = {0.0f};
@@ -45,11 +46,10 @@ TRTC_DEVICE Moments moments_of(const Row& x, Reduction& reduction, int thread, i
       of_vec[1] = fused_multiply_add(deviation, deviation, of_vec[1]);
     }
     sum[0] += of_vec[0];
-    sum[1] += of_vec[1];
+    sum[1] = fused_multiply_add(of_vec[1], scale, sum[1]);
   });
   reduction.template reduce_in_cta<Sum, 1>(sums);
-  if constexpr (!Centred) return {0.0f, 0.0f, sums[1]};
-  return combined_moments<1>(shift, sums[0], sums[1], static_cast<float>(hidden), reciprocal_hidden, reciprocal_hidden);
+  return moments_about(shift, Centred ? sums[0] : 0.0f, sums[1], reciprocal_hidden, scale);
 }
 
 // Values become the nearest ones of a type of 16 bits.
@@ -108,7 +108,7 @@ TRTC_DEVICE void norm_forward_of(const Params& params) {
       x = residual_out;  // each thread reads what it wrote
     }
     const Moments moments = moments_of<Centred, Threads>(x, reduction, thread, params.hidden);
-    const Rstd rstd = rstd_of(moments.squares, divide(1.0f, static_cast<float>(params.hidden)), params.eps);
+    const Rstd rstd = rstd_of(moments.squares, moments.to_mean, params.eps);
     if (params.mean != nullptr && thread == 0 && exists) {
       static_cast<float*>(params.mean)[row] = moments.mean + moments.rest;
     }
@@ -253,13 +253,13 @@ TRTC_DEVICE void norm_backward_of(const Params& params) {
       of.dx = row_of(params.dx, params.dx_dtype, params.dx_outer_stride, params.dx_inner_stride);
       of.weight =
           Row::at(params.weight, params.weight_dtype, head_of<true>(params, row) * params.hidden, params.hidden);
-      Moments moments{0.0f, 0.0f, 0.0f};
+      Moments moments{};
       if (params.rstd != nullptr) {
         if (Centred) moments.mean = load_float(static_cast<const float*>(params.mean) + row);
         of.rstd = load_float(static_cast<const float*>(params.rstd) + row);
       } else {
         moments = moments_of<Centred, Threads>(of.x, reduction, thread, params.hidden);
-        of.rstd = rstd_of(moments.squares, reciprocal_hidden, params.eps).high;
+        of.rstd = rstd_of(moments.squares, moments.to_mean, params.eps).high;
       }
       of.mean = moments.mean;
       of.rest = moments.rest;

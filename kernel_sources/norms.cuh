@@ -17,9 +17,10 @@ struct Rstd {
   float low;
 };
 
-// One Newton step on the approximation, except where that is 0 or infinite.
-TRTC_DEVICE Rstd rstd_of(float sum_of_squares, float reciprocal_hidden, float eps) {
-  const float value = fused_multiply_add(sum_of_squares, reciprocal_hidden, eps);
+// `to_mean` makes the sum of squares their mean. One Newton step on the approximation, except where that is 0 or
+// infinite.
+TRTC_DEVICE Rstd rstd_of(float sum_of_squares, float to_mean, float eps) {
+  const float value = fused_multiply_add(sum_of_squares, to_mean, eps);
   const float y = approximate_rsqrt(value);
   const float error = fused_multiply_add(-value * y, y, 1.0f);
   if (error != error) return {y, 0.0f};
@@ -42,41 +43,33 @@ TRTC_DEVICE float normalized(float x, Rstd rstd, float weight) {
   }
 }
 
-// A row's mean, unrounded: high + rest; and what its elements' squares about the mean add up to.
+// A row's mean, unrounded: high + rest; and what its elements' squares about the mean add up to, scaled: times
+// `to_mean`, that is their mean.
 struct Moments {
   float mean;
   float rest;
   float squares;
+  float to_mean;
 };
 
-// The moments of a row of several CTAs, from what each found about a shift of its own, near its mean: the shift and the
-// sums of deviations and of their squares (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-// computing sample variances", 1979). Lane i of a group of `Ctas` has those of CTA i, which holds `columns` of the row.
-// Nothing is divided: that calls a function, around which registers are spilled.
-// Less than 2^-18 of what it is the difference of is rounding: then there is no variance, as in a row of equal
-// elements, and the mean is the nearest float, which is that element.
-template <int Ctas>
-TRTC_DEVICE Moments combined_moments(float shift, float deviations, float squares, float columns,
-                                     float reciprocal_columns, float reciprocal_hidden) {
-  float common = shift;
-  const float own = deviations * reciprocal_columns;
-  float rest = own;
-  float about_mean = fused_multiply_add(-own, deviations, squares);
-  float about_common = squares;
-  if constexpr (Ctas > 1) {
-    common = shuffle_from(shift, 0);
-    const float offset = columns == 0.0f ? 0.0f : (shift - common) + own;
-    rest = reduce_lanes<Sum, Ctas>(columns * offset) * reciprocal_hidden;
-    const float from_mean = offset - rest;
-    const float about_own = columns == 0.0f ? 0.0f : about_mean;
-    about_mean = reduce_lanes<Sum, Ctas>(fused_multiply_add(columns * from_mean, from_mean, about_own));
-    about_common = reduce_lanes<Sum, Ctas>(fused_multiply_add(columns * offset, offset, squares));
-  }
-  if (about_mean < 0x1p-18f * about_common) {
+// What sums of squares are scaled by: 32 / hidden, as a power of two, which changes no bit, and at most 1. Those of a
+// long row of numbers up to 1e18 overflow otherwise.
+TRTC_DEVICE float squares_scale(float reciprocal_hidden) {
+  const float scale = 32.0f * float_from_bits(bits_from_float(reciprocal_hidden) & 0xff800000u);
+  return scale < 1.0f ? scale : 1.0f;
+}
+
+// The moments of a row from what was found about a shift near its mean: the sum of deviations and the scaled one of
+// their squares. Less than 2^-18 of what it is the difference of is rounding: then there is no variance, as in a row of
+// equal elements, and the mean is the nearest float, which is that element.
+TRTC_DEVICE Moments moments_about(float shift, float deviations, float squares, float reciprocal_hidden, float scale) {
+  float rest = deviations * reciprocal_hidden;
+  float about_mean = fused_multiply_add(-rest, deviations * scale, squares);
+  if (about_mean < 0x1p-18f * squares) {
     about_mean = 0.0f;
-    rest = (common + rest) - common;
+    rest = (shift + rest) - shift;
   }
-  return {common, rest, about_mean};
+  return {shift, rest, about_mean, divide(reciprocal_hidden, scale)};
 }
 
 // Which row of per-head weights belongs to a row: the last of its leading dimensions.
