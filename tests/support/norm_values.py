@@ -138,6 +138,44 @@ def squares_that_are_too_large_about_the_first_elements_are_not_so_about_the_mea
     reference.assert_within(rstd, expected["rstd"], FLOAT32, "rstd")
 
 
+def numbers_of_about_1e18_and_less_are_right_at_every_length(
+    rig: Rig, operator: str, hidden_and_size: tuple[int, float], rng: np.random.Generator
+) -> None:
+    # The squares of large ones add up to more than a float holds, those of small ones are nearly subnormal: without
+    # eps, beside which they would vanish.
+    hidden, size = hidden_and_size
+    case = case_of(operator, 2 if hidden > 1 << 16 else 4, hidden, FLOAT32, rstd=operator in FORWARD)
+    given = calls.make_inputs(rng, case)
+    x = size * rng.uniform(0.8, 1, case.shape) * rng.choice([-1, 1], case.shape)
+    x[0].sort()  # each thread and CTA is far from the mean
+    x[-1] += 8 * size * case.centred
+    given["x"] = x = x.astype(np.float32)
+    results = rig.on_host(rig.call(case, rig.on_device(given), eps=0.0))
+    weight, bias = given["weight"], given.get("bias")
+    if case.backward:
+        expected = reference.backward(case.centred, given["dy"], x, weight, 0.0)
+    else:
+        expected = reference.forward(case.centred, x, weight, bias, 0.0)
+    calls.hold_within(case, results, expected)
+
+
+def rows_whose_squares_are_no_floats(rig: Rig, hidden: int, rng: np.random.Generator) -> None:
+    # As the public functions say.
+    x = rng.uniform(0.5, 1, (3, hidden)) * rng.choice([-1, 1], (3, hidden))
+    dy, added, bias = (random_rows(rng, shape, FLOAT32) for shape in ((3, hidden), (3, hidden), (1, hidden)))
+    for operator, more in (("rms_norm", ()), ("layer_norm", (bias[0],))):
+        for size, eps, found in ((1e20, 1e-6, 0.0), (1e-25, 0.0, np.inf), (1e-25, 1e-46, np.inf)):
+            large = (x * size).astype(np.float32)
+            y, rstd = rig(operator, large, None, *more, eps=eps, return_rstd=True)
+            np.testing.assert_array_equal(rstd, np.full(3, found))
+            expected = np.sign(large) * np.inf if found else np.broadcast_to(more[0] if more else 0, x.shape)
+            np.testing.assert_array_equal(y, expected)
+            if found == 0:
+                dx, dweight = rig(f"{operator}_backward", dy, large, eps=eps, dresidual=added, return_dweight=True)
+                np.testing.assert_array_equal(dx, added)
+                assert not dweight.any()
+
+
 # ---- Outputs of 8 bits ---------------------------------------------------------------------------------------------
 
 
@@ -309,6 +347,12 @@ CHECKS = (
         squares_that_are_too_large_about_the_first_elements_are_not_so_about_the_mean, 2, 0.3,
         (1024, 4096, 4097, 33_000, 65536), (BFLOAT16, FLOAT32),
     ),
+    (
+        numbers_of_about_1e18_and_less_are_right_at_every_length, 4, 0.3, _EITHER_WAY,
+        ((4096, 3e17), (4097, 1e-18), (16384, 9e17), (1000, 9e17), (1 << 20, 9e17), (1 << 20, 1e-18), (65536, 9e17),
+         (200_000, 9e17), (3, 9e17), (4096, 1e-18)),
+    ),
+    (rows_whose_squares_are_no_floats, 1, 1, (1000, 16384, 65536)),
     (
         a_row_is_scaled_to_the_largest_number_and_a_row_of_zeros_by_one, 3, 0.2, _NORMS,
         (5, 33_000, 1000, 4097, 64, 4096, 65536), _BITS8,
