@@ -60,8 +60,10 @@ def rms_norm(
 
     ``y = x * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(mean(x ** 2) + eps)`` over the last
     dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). Arithmetic is in float32, and y is
-    rounded once: a row whose mean square is no float32, of numbers above 1e19, becomes 0. A row's bits do not depend on
-    how many rows there are, nor on where they lie.
+    rounded once. Rows of numbers below 1e18 are right at every length; where the squares of larger ones overflow, rstd
+    and y are 0. With an eps that is 0 in float32, as one below 7e-46 is, numbers below 1e-18 lose digits, a row of
+    numbers below 1e-23 has an infinite rstd and y, and one of zeros becomes NaN. A row's bits do not depend on how many
+    rows there are, nor on where they lie.
 
     torch's autograd records the gradient.
 
@@ -171,7 +173,8 @@ def layer_norm(
     ``y = (x - mean) * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(variance + eps)`` over the last
     dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
     computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
-    corrected: a row of large equal numbers with little noise keeps its accuracy.
+    corrected: a row of large equal numbers with little noise keeps its accuracy. What `rms_norm` says of large numbers,
+    and of an eps that is 0, holds of deviations from the mean: where their squares overflow, y is bias.
 
     torch's autograd records the gradient.
 
@@ -687,7 +690,9 @@ def rms_norm_backward(
 
     (Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
     once. dweight and dbias are added up in an order that the device, the shape and `sm_margin` fix: the same bits in
-    every run. A row's dx depends on no other row. What is not asked for costs nothing.
+    every run. A row's dx depends on no other row. What is not asked for costs nothing. For large numbers, and an eps
+    that is 0, rstd is what the forward finds: where it is 0, dx is dresidual and the row adds nothing to dweight; where
+    it is infinite, neither is a finite number.
 
     Parameters
     ----------
