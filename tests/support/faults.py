@@ -146,17 +146,19 @@ class Norm:
     weight: bool = True
     rstd: bool = False
     shift: int = 0  # elements of x beyond an aligned address
+    whole: int = 0  # whether the kernel is that for whole rows wherever these lie
     padding: int = 0  # elements between rows of y
     norm: str = "rms_norm"
     at = "*"
 
     @property
     def spec(self) -> KernelSpec:
+        unaligned = self.shift > 0 or (self.hidden | self.padding) % self.norm_config.vector != 0
         return ForwardSpec(
             norm=self.norm, input=self.dtype, weight=self.dtype if self.weight else None, bias=None, residual=None,
             adds="", sum=None, rounds=False, output=self.dtype, stores=("rstd",) if self.rstd else (), scale=False,
             per_head=False, repeats=False, hidden=self.hidden, config=self.norm_config,
-            unaligned=self.shift > 0 or (self.hidden | self.padding) % self.norm_config.vector != 0,
+            unaligned=unaligned and not self.whole,
         )  # fmt: skip
 
     @property

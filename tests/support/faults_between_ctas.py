@@ -325,6 +325,11 @@ early: y is copied from shared memory before others have stored it
     | if (stores) {\n          cta_barrier(); => if (stores) { @ *
 out_of_bounds: elements behind a row are read | if (first + i * THREADS < columns) element[i] = => element[i] =
 out_of_bounds race: elements behind a row are stored | if (first + i * THREADS < columns) to[ => to[
+misaligned: vectors that begin between two of those that were copied
+    | Space::shared>(word[k], staged + => Space::shared>(word[k], staged + 1 +
+"""),
+    "norm_shifted": Norm(3, 248, NormConfig(32, 1, 8, 1), groups=3, dtype=FLOAT16, weight=False, shift=1, faults=r"""
+misaligned: every row is taken to be aligned | launch whole=1 @ word, from + column, is_there);
 """),
     "norm_chunks": Norm(2, 451, NormConfig(32, 1, 4, 2), groups=2, dtype=FLOAT16, faults=r"""
 race: the next chunk overwrites the last one
