@@ -1,15 +1,15 @@
-"""What compiling costs: every class of kernel at well-known sizes beside an empty kernel, loads and first calls on a
-GPU, and the kernels that were compiled when the package was built. Softmax has one kernel for the lengths of a bucket.
+"""What compiling costs: every class of kernel at well-known sizes, for whole rows and for unaligned ones, beside an
+empty kernel; loads and first calls on a GPU; and the kernels that were compiled when the package was built. Softmax has
+one kernel for the lengths of a bucket.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
+import itertools
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import common
+from compile_report import FINISH, ROWS, report
 from tqdm import tqdm
 
 import transformer_rtc
@@ -97,12 +98,12 @@ CLASSES = {
     "softmax_backward, causal, a sink's": Class("softmax_backward", "dy y sink out dsink", {"lse": FLOAT32}, CAUSAL),
     "log_softmax_backward": Class("log_softmax_backward", "dy y out"),
 }
-FINISH = "finish"  # the launches that follow a backward call's first one: few kernels for all hidden sizes
 EMPTY = 'extern "C" __global__ void empty() {}\n'
 
 EXAMPLES = """examples:
   python3 benchmarks/compile_cost.py
   python3 benchmarks/compile_cost.py --arch sm_80 --arch sm_90 --repeat 10
+  python3 benchmarks/compile_cost.py --size 2048 --size 4096 --repeat 5
   python3 benchmarks/compile_cost.py --json cost.json --plot cost.png
   python3 benchmarks/compile_cost.py --from-json cost.json --plot cost.png   # measures nothing
 """
@@ -148,39 +149,49 @@ class Kernel(NamedTuple):
     hidden: int | None
     kind: str
     dtypes: str
+    rows: tuple[str, ...]
     spec: KernelSpec
 
     @property
     def description(self) -> dict[str, Any]:
-        return {"symbol": self.spec.symbol, "hidden": self.hidden, "class": self.kind, "dtypes": self.dtypes}
+        of = {"hidden": self.hidden, "class": self.kind, "dtypes": self.dtypes, "rows": self.rows}
+        return {"symbol": self.spec.symbol, **of}
 
 
 def specialisations(limits: DeviceLimits, hidden_sizes: Sequence[int] = HIDDEN_SIZES) -> list[Kernel]:
-    """Return every class of kernel at each hidden size; kernels that serve several once."""
+    """Return every class of kernel at each hidden size; kernels that serve several, or both kinds of rows, once."""
     found: dict[str, Kernel] = {}
-    for hidden in hidden_sizes:
-        for kind, (name, arrays, others, flags, per_head) in CLASSES.items():
-            if per_head and hidden > LONGEST_HEAD:
-                continue
-            operator = declaration_of(name)
-            # Rows of up to so many columns have one kernel.
-            columns = next((bucket for bucket in operator.buckets if hidden <= bucket), hidden)
-            for dtypes, dtype in TYPES.items():
-                given: dict[str, DType | None] = dict.fromkeys(array.name for array in operator.arrays)
-                given |= dict.fromkeys(arrays.split(), dtype) | dict(others)
-                request = Request(name, given, columns, per_head, False, flags)
-                first, *later = operator.family.specialise(request, limits)
-                found.setdefault(first[0].symbol, Kernel(hidden, kind, dtypes, first[0]))
-                for spec, _ in later:
-                    found.setdefault(spec.symbol, Kernel(None, FINISH, dtypes, spec))
+
+    def add(kernel: Kernel) -> None:
+        known = found.setdefault(kernel.spec.symbol, kernel)
+        found[kernel.spec.symbol] = known._replace(rows=tuple(dict.fromkeys((*known.rows, *kernel.rows))))
+
+    for rows, hidden, kind in itertools.product(ROWS, hidden_sizes, CLASSES):
+        name, arrays, others, flags, per_head = CLASSES[kind]
+        if per_head and hidden > LONGEST_HEAD:
+            continue
+        operator = declaration_of(name)
+        # Rows of up to so many columns have one kernel.
+        columns = next((bucket for bucket in operator.buckets if hidden <= bucket), hidden)
+        if columns % 2 and rows == "whole":  # an odd number of columns is no whole vectors
+            continue
+        for dtypes, dtype in TYPES.items():
+            given: dict[str, DType | None] = dict.fromkeys(array.name for array in operator.arrays)
+            given |= dict.fromkeys(arrays.split(), dtype) | dict(others)
+            request = Request(name, given, columns, per_head, False, flags, rows == "unaligned")
+            (first, _), *later = operator.family.specialise(request, limits)
+            add(Kernel(hidden, kind, dtypes, (rows,), first))
+            for spec, _ in later:
+                add(Kernel(None, FINISH, dtypes, (rows,), spec))
     return list(found.values())
 
 
 def compile_once(symbol: str, program: str, architecture: int, *options: str) -> tuple[float, compiler.Compiled]:
+    """Return the milliseconds of CPU time, which are those of an idle machine: NVRTC has one thread."""
     headers = sources.included(program)
-    start = time.perf_counter()
+    start = time.process_time()
     compiled = compiler.compile_program(symbol, program, headers, options, architecture)
-    return (time.perf_counter() - start) * 1e3, compiled
+    return (time.process_time() - start) * 1e3, compiled
 
 
 def resources(log: str) -> dict[str, int | None]:
@@ -198,28 +209,31 @@ def resources(log: str) -> dict[str, int | None]:
     }
 
 
-def measure_compiles(architecture: int, repeat: int) -> dict[str, Any]:
-    cases = specialisations(ARCHITECTURES[architecture])
-    cold: list[list[float]] = [[] for _ in cases]
+def measure_compiles(architecture: int, repeat: int, hidden_sizes: Sequence[int]) -> dict[str, Any]:
+    cases = specialisations(ARCHITECTURES[architecture], hidden_sizes)
+    found: list[dict[str, Any]] = [{**case.description, "cold_ms": [], "multiples": []} for case in cases]
     empty: list[float] = []
-    reports: dict[str, dict[str, Any]] = {}
+
+    def compile_empty() -> float:
+        empty.append(compile_once("empty", EMPTY, architecture)[0])
+        return empty[-1]
+
     with tqdm(total=len(cases) * repeat, desc=f"compiling for sm_{architecture}", unit="kernel") as progress:
-        # The repetitions of a kernel lie far apart, and an empty one goes before each: the machine's moods reach all.
+        # The repetitions of a kernel lie far apart, and an empty one goes before each and behind it, by which it is
+        # divided: the machine's moods reach all.
         for _ in range(repeat):
-            for times, (_, _, _, spec) in zip(cold, cases, strict=True):
-                empty.append(compile_once("empty", EMPTY, architecture)[0])
+            before = compile_empty()
+            for kernel, case in zip(found, cases, strict=True):
                 # The options that users get, and ptxas's report, which takes 2 % at most.
-                options = (*spec.options, compiler.REPORT)
-                milliseconds, compiled = compile_once(spec.symbol, spec.program, architecture, *options)
-                times.append(milliseconds)
-                size = len(compiled.image)
-                reports[spec.symbol] = {"kind": compiled.kind, "bytes": size, **resources(compiled.log)}
+                options = (*case.spec.options, compiler.REPORT)
+                milliseconds, compiled = compile_once(case.spec.symbol, case.spec.program, architecture, *options)
+                after = compile_empty()
+                kernel["cold_ms"].append(milliseconds)
+                kernel["multiples"].append(2 * milliseconds / (before + after))
+                kernel |= {"kind": compiled.kind, "bytes": len(compiled.image), **resources(compiled.log)}
+                before = after
                 progress.update()
-    kernels = [
-        {**case.description, "cold_ms": times, **reports[case.spec.symbol]}
-        for case, times in zip(cases, cold, strict=True)
-    ]
-    return {"architecture": architecture, "empty_ms": empty, "kernels": kernels}
+    return {"architecture": architecture, "empty_ms": empty, "kernels": found}
 
 
 def measure_loads() -> dict[str, Any]:
@@ -227,7 +241,8 @@ def measure_loads() -> dict[str, Any]:
     limits = transformer_rtc.device_limits(0)
     kernels = []
     with tempfile.TemporaryDirectory() as folder:
-        for case in tqdm(specialisations(limits, LOADED_SIZES), desc="loading on cuda:0", unit="kernel"):
+        cases = [case for case in specialisations(limits, LOADED_SIZES) if "whole" in case.rows]
+        for case in tqdm(cases, desc="loading on cuda:0", unit="kernel"):
             spec = case.spec
             transformer_rtc.KernelManager(DiskCache(folder)).image(spec, limits.architecture)
             times = []
@@ -294,144 +309,6 @@ def measure_on_gpu() -> dict[str, Any]:
     return found
 
 
-def print_compiles(measured: dict[str, Any], loads: dict[str, Any] | None) -> None:
-    load_ms = {}
-    if loads and loads["architecture"] == measured["architecture"]:
-        load_ms = {kernel["symbol"]: f"{statistics.median(kernel['load_ms']):.2f}" for kernel in loads["kernels"]}
-    rows = []
-    for kernel in measured["kernels"]:
-        cold = kernel["cold_ms"]
-        spills = [kernel["spill_store_bytes"], kernel["spill_load_bytes"]]
-        rows.append(
-            (
-                kernel["symbol"],
-                f"{statistics.median(cold):.1f}",
-                f"{max(cold):.1f}",
-                load_ms.get(kernel["symbol"]),
-                kernel["bytes"],
-                kernel["registers"],
-                None if None in spills else sum(spills),
-            )
-        )
-    print(f"sm_{measured['architecture']}")
-    print(common.table(("kernel", "cold ms", "worst", "warm load ms", "bytes", "registers", "spill bytes"), rows))
-    print("\n" + common.table(("class", "kernels", "median ms", "worst ms", "of", "spilling"), summary(measured)))
-    empty = common.spread(measured["empty_ms"])
-    print(f"\nempty kernel: median {empty['median']:.1f} ms ({empty['p10']:.1f} to {empty['p90']:.1f})\n")
-
-
-def summary(measured: dict[str, Any]) -> list[tuple[object, ...]]:
-    """Return a row for each class and data type, and one for all: over the kernels' medians."""
-    groups: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
-    for kernel in measured["kernels"]:
-        groups[f"{kernel['class']}, {kernel['dtypes']}"].append(kernel)
-    groups = {name: groups[name] for name in sorted(groups, key=lambda name: name.startswith(FINISH))}
-    groups["all"] = measured["kernels"]
-    rows: list[tuple[object, ...]] = []
-    for name, kernels in groups.items():
-        medians = {kernel["symbol"]: statistics.median(kernel["cold_ms"]) for kernel in kernels}
-        worst = max(medians, key=lambda symbol: medians[symbol])
-        spilling = sum(bool(kernel["spill_store_bytes"] or kernel["spill_load_bytes"]) for kernel in kernels)
-        median = statistics.median(medians.values())
-        rows.append((name, len(kernels), f"{median:.1f}", f"{medians[worst]:.1f}", worst, spilling))
-    return rows
-
-
-def print_first_compiles(found: list[list[float]]) -> None:
-    milliseconds = statistics.median(times[0] for times in found)
-    ratio = statistics.median(times[0] / statistics.median(times[1:]) for times in found)
-    print(
-        f"first compile of a new process, an empty kernel, NVRTC's opening with it: median {milliseconds:.1f} ms, "
-        f"{ratio:.2f} of its later ones\n"
-    )
-
-
-def print_first_calls(found: dict[str, Any]) -> None:
-    for part in ("loads", "first_calls"):
-        if f"{part}_skipped" in found:
-            print(f"{part.replace('_', ' ')}: not measured: {found[f'{part}_skipped']}")
-    if "first_calls" not in found:
-        print()
-        return
-    cold, warm = found["first_calls"]["cold"], found["first_calls"]["warm"]
-    first = common.spread([run["first_ms"] for run in warm])
-    second = statistics.median(run["second_ms"] for run in warm)
-    opened = sum(run["nvrtc_after"] and not run["nvrtc_before"] for run in warm)
-    print(
-        "first call of a new process on bf16 16x4096, beyond imports and the context's creation:\n"
-        f"with a cold cache {cold['first_ms']:.1f} ms; with a warm one {first['median']:.2f} ms "
-        f"({first['min']:.2f} to {first['max']:.2f}), where the second call takes {second:.3f} ms\n"
-        f"libnvrtc was opened by {opened} of {len(warm)} warm processes"
-    )
-    if any(run["nvrtc_before"] for run in warm):
-        print("torch had opened a libnvrtc of its own before the call: whether the call opens one cannot be told here")
-    print()
-
-
-def print_static(manifest: dict[str, Any]) -> None:
-    if not manifest:
-        print("static kernels: this installation has none")
-        return
-    families: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
-    for file in manifest["files"]:
-        families[file["family"]].append(file)
-    rows: list[tuple[object, ...]] = []
-    for family, files in families.items():
-        rows += [(file["file"], f"{file['seconds']:.2f}", file["bytes"]) for file in files]
-        rows.append((f"{family}: all", f"{sum(f['seconds'] for f in files):.2f}", sum(f["bytes"] for f in files)))
-    print("static kernels, compiled when the package was built")
-    print(common.table(("file", "seconds", "bytes"), rows))
-    print(f"\nall of them took {manifest['seconds']:.2f} s of CPU time")
-
-
-def plot(result: dict[str, Any], path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    measured = result["compiles"]
-    figure, axes = pyplot.subplots(len(measured), len(TYPES), figsize=(18, 7 * len(measured)), squeeze=False)
-    # Ten colours, each with several lines.
-    styles = {
-        name: {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10]}
-        for number, name in enumerate(CLASSES)
-    }
-    for row, one in zip(axes, measured, strict=True):
-        for axis, dtypes in zip(row, TYPES, strict=True):
-            kernels = [kernel for kernel in one["kernels"] if kernel["dtypes"] == dtypes and kernel["hidden"]]
-            sizes = sorted({kernel["hidden"] for kernel in kernels})
-            for name in CLASSES:
-                points = [
-                    (sizes.index(kernel["hidden"]), statistics.median(kernel["cold_ms"]))
-                    for kernel in kernels
-                    if kernel["class"] == name
-                ]
-                if points:
-                    axis.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=name, **styles[name])
-            empty = statistics.median(one["empty_ms"])
-            axis.axhline(empty, color="black", linestyle="--", linewidth=1, label=f"empty kernel, {empty:.0f} ms")
-            axis.set_xticks(range(len(sizes)), [str(size) for size in sizes], rotation=60, ha="right")
-            axis.set(xlabel="hidden size, or keys", ylabel="cold compile, ms", ylim=(0, None))
-            axis.set_title(f"{dtypes}, to a cubin for sm_{one['architecture']}")
-            axis.grid(axis="y", alpha=0.3)
-            axis.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
-def report(result: dict[str, Any], plot_path: str | None) -> None:
-    common.print_environment(result["environment"])
-    for one in result["compiles"]:
-        print_compiles(one, result["gpu"].get("loads"))
-    if "first_compiles" in result:  # which older files lack
-        print_first_compiles(result["first_compiles"])
-    print_first_calls(result["gpu"])
-    print_static(result["static"])
-    if plot_path:
-        plot(result, plot_path)
-
-
 def architecture(text: str) -> int:
     number = text.removeprefix("sm_")
     if not number.isdecimal() or int(number) not in ARCHITECTURES:
@@ -446,6 +323,7 @@ def main() -> None:
     )
     parser.add_argument("--arch", type=architecture, action="append", help="default: sm_90; may be given several times")
     parser.add_argument("--repeat", type=common.positive, default=1, help="compiles of each kernel (default: 1)")
+    parser.add_argument("--size", type=common.positive, action="append", help="default: 32 hidden sizes; likewise")
     parser.add_argument("--json", metavar="FILE", help="write every measurement there")
     parser.add_argument("--plot", metavar="FILE", help="draw cold compile times by hidden size; needs matplotlib")
     parser.add_argument("--from-json", metavar="FILE", help="report on what --json wrote, and measure nothing")
@@ -458,7 +336,9 @@ def main() -> None:
     result: dict[str, Any] = {"environment": common.environment()}
     result["first_compiles"] = measure_first_compiles()
     compile_once("empty", EMPTY, 90)  # opens NVRTC
-    result["compiles"] = [measure_compiles(arch, arguments.repeat) for arch in arguments.arch or [90]]
+    result["compiles"] = [
+        measure_compiles(arch, arguments.repeat, arguments.size or HIDDEN_SIZES) for arch in arguments.arch or [90]
+    ]
     result["gpu"] = measure_on_gpu()
     result["static"] = static.manifest()
     common.write_json(arguments.json, result)
