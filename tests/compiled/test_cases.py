@@ -17,7 +17,7 @@ def test_every_operator_type_and_option_is_tried_with_every_way_to_hold_a_row():
     seen = defaultdict(set)
     for case in CASES:
         seen[case.backward, layout_of(case, ARCHITECTURES[90])] |= features(case)
-    layouts = ("warps", "ragged", "shared cluster", "ragged cluster")
+    layouts = ("warps", "padded", "shared cluster", "padded cluster")
     assert seen.keys() >= {*itertools.product((False, True), layouts), (True, "shared"), (True, "general")}
     for (backward, layout), found in seen.items():
         of_all = set.union(*(found for (of, _), found in seen.items() if of == backward))
@@ -31,7 +31,7 @@ def test_every_operator_is_tried_with_every_way_to_hold_a_row_without_clusters()
     seen = defaultdict(set)
     for case in CASES:
         seen[case.backward, layout_of(case, ARCHITECTURES[80])].add(case.operator)
-    assert seen.keys() >= set(itertools.product((False, True), ("shared grid", "ragged grid")))
+    assert seen.keys() >= set(itertools.product((False, True), ("shared grid", "padded grid")))
     for (backward, layout), found in seen.items():
         if not layout.startswith(SOMETIMES):
             assert found == set(BACKWARD if backward else FORWARD), layout

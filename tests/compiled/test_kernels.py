@@ -75,7 +75,7 @@ def name_of(value: object) -> str:
 
 
 TYPES = (BFLOAT16, FLOAT32)
-# Architecture, norm, types of x and y, whether rstd is stored, and whether rows are no whole vectors of 16 bytes.
+# Architecture, norm, types of x and y, whether rstd is stored, and whether the number of columns is odd.
 DRAWN = (
     *((90, "layer_norm", *one, False) for one in product(TYPES, (*TYPES, FLOAT8_E4M3), (False, True))),
     *(
@@ -87,11 +87,11 @@ DRAWN = (
 
 
 @pytest.mark.thorough(share=0.3)
-@pytest.mark.parametrize(("architecture", "norm", "dtype", "out", "rstd", "ragged"), DRAWN, ids=name_of)
-def test_rows_of_sizes_that_are_drawn_compile_within_the_limits(architecture, norm, dtype, out, rstd, ragged, rng):
+@pytest.mark.parametrize(("architecture", "norm", "dtype", "out", "rstd", "is_odd"), DRAWN, ids=name_of)
+def test_rows_of_sizes_that_are_drawn_compile_within_the_limits(architecture, norm, dtype, out, rstd, is_odd, rng):
     size = 2 * dtype.bytes
     odd, whole = rng.integers(4113 // size, 400_000 // size, 4) * 2 + 1, rng.integers(129, 16384, 6) * 32 // size
-    for hidden in odd if ragged else whole:
+    for hidden in odd if is_odd else whole:
         case = call(norm, int(hidden), dtype, out=out, rstd=rstd)
         assert_as_described(kernels_of(case.request, ARCHITECTURES[architecture]))
 

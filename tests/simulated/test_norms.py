@@ -106,7 +106,7 @@ IN_TURN = (
     ("rms_norm_add", 25, 1001, FLOAT16, FLOAT16, (64, 1, 4, 1, 4, 2)),
     ("add_rms_norm", 25, 1024, BFLOAT16, BFLOAT16, (64, 1, 4, 1, 4, 3)),
 )
-_RAGGED = NormConfig(64, 1, 4, 2, 8, True, in_shared=True, stages=2, bulk=True, ragged=True)
+_PADDED = NormConfig(64, 1, 4, 2, 8, True, in_shared=True, stages=2)
 _TWICE = (ALIGNED, MISALIGNED)
 
 
@@ -127,7 +127,7 @@ def _held() -> Iterator[tuple[str, Held]]:
         yield "an odd number of rows in pairs that do not fill their warp", Held(case, orders=EVERY_ORDER)
     for operator in BACKWARD:
         # 8 columns for each of 8 CTAs: of 33 the last three have none.
-        yield "ctas that have nothing of a misaligned row", Held(plain(operator, 2, 33), _RAGGED, layouts=_TWICE)
+        yield "ctas that have nothing of a misaligned row", Held(plain(operator, 2, 33), _PADDED, layouts=_TWICE)
         # Rows of 8704 floats are several CTAs', which without clusters are resident together: here one row's.
         for options in ({}, {"dweight": None, "dbias": None}):
             case = plain(operator, 10, 8704, heads=5, **options)
@@ -158,11 +158,11 @@ def _held() -> Iterator[tuple[str, Held]]:
         assert case.specialise(ARCHITECTURES[architecture])[0].config.stages == 1
         yield "uneven rows through one slot are read before the next", Held(case, None, architecture, 2, uneven=True)
     for operator, dtype in (("rms_norm_backward", FLOAT32), ("add_rms_norm", FLOAT32), ("layer_norm", BFLOAT16)):
-        # The last CTA's part is one column, which begins its Vec where rows are aligned.
+        # The last CTA's part is one column.
         vector = 16 // dtype.bytes
-        config = dataclasses.replace(_RAGGED, vector=vector, ctas_per_row=4)
+        config = dataclasses.replace(_PADDED, vector=vector, ctas_per_row=4)
         case = plain(operator, 3, 3 * 4 * vector + 1, dtype)
-        yield "a ragged part that is shorter than a vector", Held(case, config, layouts=_TWICE)
+        yield "a part that is shorter than a vector", Held(case, config, layouts=_TWICE)
     for hidden, (operator, stages) in itertools.product(
         (72, 8, 520, 1032, 2560, 4088), (("layer_norm_backward", 2), ("layer_norm", 3), ("layer_norm", 0))
     ):
@@ -183,7 +183,7 @@ def _held() -> Iterator[tuple[str, Held]]:
     for hidden, rows, dtype in (
         (512, 1100, BFLOAT16), (100, 3300, FLOAT16), (256, 2100, BFLOAT16), (8192, 50, FLOAT16), (14848, 130, BFLOAT16)
     ):  # fmt: skip
-        division = configure_backward("layer_norm", hidden, (dtype,) * 3, (dtype,), dtype, ARCHITECTURES[90])
+        division = configure_backward("layer_norm", hidden, (dtype,) * 3, dtype, ARCHITECTURES[90])
         assert division is not None and division.statistics_ahead
         case = plain("layer_norm_backward", rows, hidden, dtype, residual=dtype)
         yield "statistics of rows that a cta takes in turn", Held(case, multiprocessors=1)

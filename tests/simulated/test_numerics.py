@@ -83,7 +83,7 @@ def _shrunk(case: Case, architecture: int) -> tuple[Case, NormConfig | None]:
     config = dataclasses.replace(
         config, threads_per_row=64, steps=min(config.steps, 2), ctas_per_row=min(config.ctas_per_row, 4)
     )
-    capacity = config.ctas_per_row * config.most_columns
+    capacity = config.ctas_per_row * config.chunk
     hidden = capacity * (min(getattr(spec, "chunks", 1), 3) - 1) + capacity // 2
     return _small(case._replace(hidden=hidden // 16 * 16 + case.hidden % 16)), config
 
@@ -127,7 +127,7 @@ def test_what_is_chosen_is_every_operator_type_option_and_layout():
     assert seen == {feature for case in CASES for feature in features(case)}
     ways = {(case.operator, layout_of(case, ARCHITECTURES[on])) for case, on in WAYS.values()}
     assert ways == {(case.operator, layout_of(case, limits)) for case in CASES for limits in ARCHITECTURES.values()}
-    layouts = ("warps", "shared", "ragged", "shared cluster", "shared grid", "ragged cluster", "ragged grid")
+    layouts = ("warps", "shared", "padded", "shared cluster", "shared grid", "padded cluster", "padded grid")
     assert ways >= {*itertools.product(NORMS, layouts), *itertools.product(FORWARD, ("registers", "chunked grid"))}
     assert ways >= set(itertools.product(("rms_norm", "layer_norm"), ("in turn grid", "together cluster")))
 
@@ -248,10 +248,7 @@ def _shaped(number: int, backward: bool, config: NormConfig, chunks: int, filled
     last = {"whole": capacity, "less_one": capacity - 1, "half": capacity // 2 + 1, "one": 1}[filled]
     hidden = capacity * (chunks - 1) + last
     alone = config.stages > 0 and config.rows_per_cta == 1
-    ragged = alone and hidden % vector != 0
-    config = dataclasses.replace(config, vector=vector, ragged=ragged, bulk=ragged or (alone and number % 2 == 0))
-    if ragged:  # whose CTAs hold less
-        hidden = min(hidden, config.ctas_per_row * config.most_columns - 1)
+    config = dataclasses.replace(config, vector=vector, bulk=alone and number % 2 == 0)
     heads = max(1, case.heads)
     return case._replace(rows=(3 * config.rows_per_cta + heads) // heads * heads, hidden=hidden, margin=0), config
 

@@ -35,9 +35,9 @@ DIVISIONS: dict[str, tuple[int, NormConfig | None]] = {
     "short, in turn": (120, NormConfig(16, 8, 8, 1, in_shared=True, stages=2)),
     "in turn in a cluster": (1003, NormConfig(64, 1, 4, 1, 4, clusters=True, in_shared=True, stages=3)),
     "in turn, kept in shared": (4000, NormConfig(64, 1, 8, 8, in_shared=True, stages=2)),
-    "ragged": (1001, NormConfig(64, 1, 8, 3, in_shared=True, stages=2, ragged=True)),
-    "ragged, in bulk": (1001, NormConfig(64, 1, 8, 3, in_shared=True, stages=2, bulk=True, ragged=True)),
-    "ragged in a cluster": (701, NormConfig(64, 1, 8, 1, 4, clusters=True, in_shared=True, stages=2, ragged=True)),
+    "padded": (1001, NormConfig(64, 1, 8, 2)),
+    "padded, in turn": (1001, NormConfig(64, 1, 8, 3, in_shared=True, stages=2)),
+    "padded, in turn in a cluster": (701, NormConfig(64, 1, 8, 1, 4, clusters=True, in_shared=True, stages=2)),
 }
 # As few rows are divided, by the table of configurations.
 TABLE = (64, 1001, 4096, 16384, 16385)

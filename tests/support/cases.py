@@ -164,7 +164,7 @@ def layout_of(case: Case, limits: DeviceLimits) -> str:
     if config.together > 1:
         held = "together"
     if case.hidden % 4 != 0:  # 16 bytes divide no row
-        held = "ragged"
+        held = "padded"
     return held if config.ctas_per_row == 1 else f"{held} {config.exchange}"
 
 

@@ -233,7 +233,7 @@ _MORE_THAN_ONE = ("chunks", "rows_per_cta")
 _PLAIN_FLAGS = ("CHUNKED", "PREFETCHED", "CLUSTER", "GRID", "UNALIGNED")
 _PLAIN_NUMBERS = ("CTAS_PER_ROW", "STAGES", "ROWS_PER_PASS")
 _PLAIN_MORE_THAN_ONE = ("CHUNKS", "ROWS_PER_CTA")
-_LAYOUT = ("in_shared", "ragged", "clusters", "chunked", "tiled", "in_turn", "stages", "together", "ctas_per_row")
+_LAYOUT = ("in_shared", "clusters", "chunked", "tiled", "in_turn", "stages", "together", "ctas_per_row")
 
 
 def _call(program: str) -> tuple[str, str]:

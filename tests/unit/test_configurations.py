@@ -50,16 +50,12 @@ def assert_tiles(case: Case, spec) -> None:
     assert threads in (1, 2, 4, 8, 16) or threads % 32 == 0
     assert config.vector in (1, 2, 4, 8)
     assert config.vector * max(dtype.bytes for dtype in row_types(case, spec)) <= 16
-    # What is in registers is of whole vectors; shared memory holds what lies around them.
-    assert config.in_shared or hidden % config.vector == 0
+    assert spec.unaligned or hidden % config.vector == 0
     assert (spec.chunks - 1) * of_row < hidden <= spec.chunks * of_row
     assert spec.chunks == 1 or not config.in_shared
-    if spec.chunks == 1:
-        assert config.ctas_per_row * (config.chunk - config.vector * config.ragged) >= hidden
-    anywhere = config.vector * config.ctas_per_row if config.ragged else 0  # where a ragged row's parts begin
     fewer = threads // 2 if threads <= 32 else threads - 32
     if threads > 64 or 1 < threads <= 32:
-        assert of_row * fewer // threads - anywhere < hidden
+        assert of_row * fewer // threads < hidden
     if threads > 64:
         assert spec.chunks * of_row <= 2 * hidden
 
@@ -117,15 +113,12 @@ def test_layer_norm_of_whole_vectors_fills_its_ctas(dtype, rng):
 @TWO_TYPES
 @TWO_NORMS
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_ragged_row_fills_its_ctas(architecture, norm, dtype):
-    columns, ragged = (dtype, dtype) if norm == "layer_norm" else (dtype,), 0
+def test_a_row_of_an_odd_number_of_columns_has_vectors_of_16_bytes_and_fills_its_ctas(architecture, norm, dtype):
+    columns = (dtype, dtype) if norm == "layer_norm" else (dtype,)
     for hidden in range(4113 // dtype.bytes | 1, 400_000 // dtype.bytes, 254):
         config = configure(norm, hidden, (dtype,), columns, dtype, dtype, ARCHITECTURES[architecture])
-        if config.ragged:
-            ragged += 1
-            assert config.steps * config.vector * dtype.bytes >= 80, hidden  # of a thread: five whole vectors
-            assert 0.79 <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
-    assert ragged > 100
+        assert config.vector * dtype.bytes == 16, hidden
+        assert 0.79 <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
 
 
 @TWO_TYPES
@@ -138,7 +131,7 @@ def test_what_was_measured_as_clusters_gives_no_row_more_ctas_without_them(archi
 
     def configs():
         return {
-            hidden: configure_backward(norm, hidden, (dtype,) * 3, (dtype,), dtype, ARCHITECTURES[architecture])
+            hidden: configure_backward(norm, hidden, (dtype,) * 3, dtype, ARCHITECTURES[architecture])
             for hidden in exact.union(range(full, 132_000 // dtype.bytes, 31 * full))
         }
 

@@ -144,7 +144,7 @@ class BackwardSpec(RowSpec):
     @property
     def _slot(self) -> Slot:
         output = self.output if self.unaligned else None
-        return Slot(self.config, tuple(self._rows.values()), (), output, sums=True)
+        return Slot(self.config, tuple(self._rows.values()), output, sums=True)
 
     @property
     def program(self) -> str:

@@ -161,7 +161,7 @@ def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec | None
     residual = dtypes["dresidual"] if out else None
     rows = (*((x,) if out or dweight else ()), dy, *((residual,) if residual else ()))
     weight = dtypes["weight"] if out else None
-    config = configure_backward(norm, request.columns, rows, (weight,) if weight else (), out, limits)
+    config = configure_backward(norm, request.columns, rows, out, limits)
     # All groups of a cooperative grid are resident together, and may be fewer than there are heads.
     if config is None or (request.per_head and config.exchange == "grid"):
         return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...spec import FLOAT32, DeviceLimits, DType
+from ...spec import DeviceLimits, DType
 from ..division import RowDivision
 from ..programs import present
 
@@ -38,17 +38,15 @@ class NormConfig(RowDivision):
     bulk : bool
         Whether a row that is taken in turn is sent for by one thread, which a device of sm_90 can: more instructions
         for others, and a later start.
-    ragged : bool
-        Whether no vector fits all rows, which are held as they lie in memory. They are taken in turn.
     statistics_ahead : bool
-        Whether statistics that are given are sent for many turns ahead, rather than waited for (trtc::GivenStatistics).
+        Whether statistics that are given are sent for many turns ahead, rather than waited for
+        (norm/backward_rows.cuh).
     """
 
     in_shared: bool = False
     stages: int = 0
     together: int = 1
     bulk: bool = False
-    ragged: bool = False
     statistics_ahead: bool = False
 
     @property
@@ -56,39 +54,32 @@ class NormConfig(RowDivision):
         """Columns of a row that a CTA holds."""
         return self.threads_per_row * self.steps * self.vector
 
-    @property
-    def most_columns(self) -> int:
-        """Columns of a row that a CTA can hold, which for a ragged one may begin anywhere in their first Vec."""
-        return self.chunk - (self.vector if self.ragged else 0)
-
     def is_unaligned(self, hidden: int, asked: bool) -> bool:
         """Return whether rows are no whole vectors: as `asked`, or of so many columns. Of one element, all are."""
-        return self.ragged or hidden % self.vector != 0 or (asked and self.vector > 1)
+        return hidden % self.vector != 0 or (asked and self.vector > 1)
 
     @property
     def reserved_shared(self) -> int:
         """About the most shared memory, in bytes, that a kernel declares for its reductions, beside dynamic one.
 
         Warps tell each other up to 6 sums, in 4 bytes each, and CTAs up to 5, through as many buffers as rows are told
-        at a time. Ragged rows' sums go from thread to thread by Vecs: up to 6, of a Vec for each warp.
+        at a time.
         """
         told = 4 * 6 * 2 * self.threads // 32
         if self.ctas_per_row > 1:
             told += (4 * 5 * self.ctas_per_row + 8) * (2 + 2 * self.lag)
-        return max(RESERVED_SHARED, told + 8 * self.stages) + (self.threads * self.vector if self.ragged else 0)
+        return max(RESERVED_SHARED, told + 8 * self.stages)
 
     @property
     def lag(self) -> int:
         """For how many rows sums are told while the row before is finished, so that nobody waits for them."""
-        return int(self.ctas_per_row > 1 and self.stages > 2 and not self.ragged)
+        return int(self.ctas_per_row > 1 and self.stages > 2)
 
     @property
     def symbol(self) -> str:
         held = f"_stages{self.stages}" if self.stages else "_shared" if self.in_shared else ""
         together = f"_together{self.together}" if self.together > 1 else ""
-        ways = "".join(
-            f"_{way}" for way in present(bulk=self.bulk, ragged=self.ragged, statistics_ahead=self.statistics_ahead)
-        )
+        ways = "".join(f"_{way}" for way in present(bulk=self.bulk, statistics_ahead=self.statistics_ahead))
         return f"{super().symbol}{held}{together}{ways}"
 
 
@@ -128,8 +119,8 @@ class _Entry(NamedTuple):
     alone : bool
         Whether the line is for rows of one array: those with a residual beside them are faster by another one.
     clusters : bool or None
-        Whether the line is only for devices that have clusters, or only for others, to which forward counts rows that
-        are no whole vectors; None: for both.
+        Whether the line is only for devices that have clusters, or only for others, to which forward counts rows of
+        smaller vectors than 16 bytes; None: for both.
     """
 
     vectors: int
@@ -328,61 +319,27 @@ _LEAST_FILLED = 0.9
 _RESIDENT_THREADS = 1024
 _ENOUGH_IN_FLIGHT = 216 * 1024
 _BESIDE_ROWS = 1024  # of a CTA, about what it really has beside them; RESERVED_SHARED is the most
-# Rows that are no whole vectors are read by what divides them, or are ragged where that is less than 8 bytes: bfloat16,
-# 4100: RMSNorm 0.93, ragged 0.72; 4098: 0.80 and 0.79, LayerNorm 0.50 and 0.60. Their steps are the most that a thread
-# has; they come in bulk.
-_UNEVEN_VECTORS = 256
-_RAGGED_BYTES = 8
-_LEAST_RAGGED_STEPS = 5
-# Ragged rows of up to _UNEVEN_VECTORS: by two warps, with so many vectors of a thread; a row may begin within one.
-_BY_ONE, _BY_TWO, _BY_FOUR = (_Entry(64 * steps - 1, 1, 64, steps, 1, True, 2) for steps in (1, 2, 4))
-# By the direction and the bytes of the widest element, and from how many vectors on: where they fill these lines less,
-# and elsewhere, what divides them is as fast; rows of pairs of 16-bit elements, from _RAGGED_PAIRS on. In bfloat16:
-_RAGGED_SHORT = {
-    # 1001: LayerNorm 0.63, by elements 0.46; RMSNorm 0.81, 0.65. 2001: 0.90, 0.75 and 0.90, 0.82
-    ("forward", 2): ((85, _BY_TWO), (171, _BY_FOUR)),
-}
-# Ragged and by pairs: LayerNorm backward 282: 0.20 and 0.35, 1002: 0.43 and 0.54, 1502: 0.42 and 0.40; RMSNorm
-# backward 1502: 0.67 and 0.53; LayerNorm 1002: 0.62 and 0.63, 2002: 0.82 and 0.68.
-_RAGGED_PAIRS = 171
-_RAGGED_ELSEWHERE = (
-    _Entry(2048, 1, 512, 6, 1, True, 2),  # without clusters
-    _Entry(16384, 8, 512, 6, 1, True, 2),  # clusters of 8 at most
-    _Entry(32768, 16, 512, 6, 1, True, 2),  # bfloat16 262143: RMSNorm 0.56, LayerNorm 0.20
-    _Entry(65536, 16, 1024, 6, 1, True, 2),
-    _Entry(65536, 16, 1024, 6, 1, True, 1),
-)
-# Behind each line, ratios in bfloat16 and, where they decided, in float32.
-_RAGGED_FORWARD = {
-    "rms_norm": (
-        _Entry(1152, 1, 512, 6, 1, True, 2),  # 4097: 0.89, 8193: 0.88
-        _Entry(1900, 2, 512, 6, 1, True, 2),  # 12001: 0.91, by one CTA 0.89
-        _Entry(3800, 4, 512, 6, 1, True, 2),  # 20001: 0.90, by two 0.87
-        _Entry(7600, 8, 512, 6, 1, True, 2),  # 40001: 0.91, by four 0.83; 60001: 0.87, 0.88
-        _Entry(12600, 8, 512, 8, 1, True, 2),  # 65537, 80001: 0.87, 0.86
-        _Entry(25600, 16, 512, 8, 1, True, 2),  # 150001: 0.79, with 6 steps 0.47; float32 100001: 0.86, 0.81
-        *_RAGGED_ELSEWHERE,
-    ),
-    "layer_norm": (
-        _Entry(319, 1, 512, 5, 1, True, 3),  # 2501: 0.87, with two stages 0.82; float32 1251: 0.87, 0.89
-        _Entry(767, 1, 512, 6, 1, True, 2),  # 3001: 0.88, 4097: 0.85, 5121: 0.87
-        _Entry(1800, 1, 512, 7, 1, True, 2),  # 7001: 0.88, 8193: 0.85; with 6 steps 0.83, 0.83
-        _Entry(2200, 2, 512, 7, 1, True, 2),  # 16383: 0.81, by one CTA 0.73
-        _Entry(3600, 1, 512, 8, 1, True, 3),  # 20001: 0.82, by two CTAs 0.75; float32 10001: 0.88, 0.83
-        _Entry(3600, 2, 512, 7, 1, True, 2),  # what does not fit one: 28001: 0.83, with 6 steps 0.60
-        _Entry(4400, 4, 512, 7, 1, True, 2),  # 30001: 0.71, by two 0.62; float32 15001: 0.84, 0.67
-        _Entry(6300, 2, 512, 8, 1, True, 3),  # 40001: 0.73, 50001: 0.75; by four 0.65, 0.66
-        _Entry(12600, 8, 512, 7, 1, True, 2),  # 60001: 0.64, by four 0.47; 65537: 0.66
-        _Entry(25600, 16, 512, 7, 1, True, 2),  # 131071: 0.55, by eight 0.35; 200001: 0.41
-        *_RAGGED_ELSEWHERE,
-    ),
-}
+# Rows that vectors of 16 bytes do not divide are read by those of 8 where these do (bfloat16, 4100: RMSNorm 0.93).
+_NARROWEST_BYTES = 8
 _UNEVEN_FORWARD = (
     _Entry(32, 1, 32, 1, 8),
     _Entry(128, 1, 64, 2, 2),
     _Entry(256, 1, 128, 2),
     _Entry(512, 1, 128, 4),
-    _Entry(4096, 1, 1024, 4),  # float32, 4097: RMSNorm 0.94, LayerNorm 0.74
+    _Entry(4096, 1, 1024, 4),
+)
+# Others have vectors of 16 bytes, the last one in part, and travel element by element: many threads have more of them
+# on their way. No model has such rows, for which nothing was tuned.
+_PADDED_FORWARD = (
+    _Entry(32, 1, 32, 1, 8),
+    _Entry(128, 1, 64, 2, 2),
+    _Entry(256, 1, 128, 2),
+    _Entry(512, 1, 256, 2),
+    _Entry(1024, 1, 512, 2),
+    _Entry(4096, 1, 1024, 4, in_shared=True),
+    _Entry(8192, 4, 512, 4, in_shared=True),
+    _Entry(16384, 4, 512, 8, in_shared=True),
+    _Entry(32768, 8, 512, 8, in_shared=True),
 )
 # Where what the tables say does not fit: few rows of an array, or a device with little shared memory or no clusters.
 _FORWARD_ELSEWHERE = (
@@ -663,6 +620,7 @@ _BACKWARD_SIZES = {
         _Entry(16384, 16, 256, 4, 1, True, 4, ahead=True),  # 65536: 0.965, 0.950
     ),
 }
+_UNEVEN_VECTORS = 256
 _UNEVEN_BACKWARD = {2: _Entry(1024, 1, 512, 2, 1, True, 2), 4: _Entry(2048, 1, 512, 4, 1, True, 2)}
 _BACKWARD_ELSEWHERE = (
     _Entry(1024, 1, 512, 2, 1, True, 3),
@@ -679,46 +637,38 @@ class _Division:
     """A row in vectors of 16 bytes, as the tables count them, and in those that it is really read in.
 
     Where 16 bytes do not divide a row, its rows are not all aligned to them: smaller vectors do, neighbouring threads
-    read neighbouring ones, and a thread has as many elements as it would have had. `padded`: where only vectors of less
-    than 8 bytes do, those of 16 bytes take the row nevertheless, the last one in part.
+    read neighbouring ones, and a thread has as many elements as it would have had. Where only vectors of less than 8
+    bytes do, those of 16 bytes take the row nevertheless, the last one in part.
     """
 
-    def __init__(self, hidden: int, rows: Sequence[DType], output: DType | None, padded: bool = False) -> None:
+    def __init__(self, hidden: int, rows: Sequence[DType], output: DType | None) -> None:
         widest: int = max(dtype.bytes for dtype in (*rows, *((output,) if output else ())))
         self.hidden = hidden
         self.bytes = widest
         self.full = min(16 // widest, _power_of_two(hidden))
         self.vectors = math.ceil(hidden / self.full)
-        # What is copied to shared memory, is so by 4 bytes at least.
-        self._narrowest = min(dtype.bytes for dtype in rows)
         self._vector = min(self.full, hidden & -hidden)
-        self.ragged = self._vector < self.full and self._vector * self._narrowest < _RAGGED_BYTES
-        if self.ragged and padded:
-            self.ragged, self._vector = False, self.full
+        if self._vector * min(dtype.bytes for dtype in rows) < _NARROWEST_BYTES:
+            self._vector = self.full
 
     @property
     def is_narrow(self) -> bool:
         """Whether it is read in smaller vectors."""
         return self._vector < self.full
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether its last vector is there in part."""
+        return self.hidden % self._vector != 0
+
     def exactly(self, entries: Sequence[_Entry]) -> tuple[_Entry, ...]:
         """Return those that are for rows of just this size."""
         return tuple(entry for entry in entries if entry.vectors * self.full == self.hidden)
 
     def config(self, entry: _Entry, limits: DeviceLimits) -> NormConfig:
-        """Return a table's configuration for this row.
-
-        A row that is no whole vectors of 16 bytes is read by smaller ones; or it is ragged, where a CTA takes rows in
-        turn, one at a time.
-        """
+        """Return a table's configuration for this row."""
         ctas, threads, steps, rows, in_shared = entry.ctas, entry.threads, entry.steps, entry.rows, entry.in_shared
         vector = self._vector
-        ragged = self.ragged and rows == 1 and entry.stages > 0
-        if ragged:
-            vector = self.full
-            steps, threads = self._ragged_steps(entry)
-        elif in_shared and vector * self._narrowest < 4:
-            vector = min(self.full, 4 // self._narrowest)
         if steps == 8 and self._padded(ctas, 4) * 10 < self._padded(ctas, 8) * 9:
             steps, threads = 4, 2 * threads
         # Rows that do not fill a CTA are faster in registers (float32, 3000: 0.987 instead of 0.894).
@@ -731,16 +681,16 @@ class _Division:
             fewer = min(threads, _power_of_two(math.ceil(share / steps)))
             rows *= threads // fewer
             threads = fewer
-        elif not ragged:
+        else:
             threads = min(threads, 32 * math.ceil(share / (32 * steps)))
         if rows == 1 and (entry.stages or ctas > 1):
             threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
         clusters = _has_clusters(limits) and ctas > 1
-        bulk = limits.architecture >= _BULK_ARCHITECTURE and (ragged or (entry.bulk and vector == self.full))
+        bulk = limits.architecture >= _BULK_ARCHITECTURE and entry.bulk and vector == self.full
         # As many lanes as share a row bring statistics of as many turns, or of half as many.
-        ahead = entry.ahead and not ragged and threads >= 8
+        ahead = entry.ahead and threads >= 8
         return NormConfig(
-            threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, entry.together, bulk, ragged, ahead
+            threads, rows, vector, steps, ctas, clusters, in_shared, entry.stages, entry.together, bulk, ahead
         )
 
     def fitted(self, limits: DeviceLimits, together: int, staged: int) -> tuple[_Entry, ...]:
@@ -768,32 +718,6 @@ class _Division:
                 worth = in_flight + filled / 2 - 0.06 * math.log2(ctas) - abs(threads - 128) / 1700
                 divisions.append((worth, -steps, entry))
         return tuple(entry for *_, entry in sorted(divisions, reverse=True))
-
-    def uneven(self, direction: str, ragged: Sequence[_Entry], even: Sequence[_Entry]) -> tuple[_Entry, ...]:
-        """Return lines for rows that are no whole vectors: `ragged` or `even` where there are many."""
-        if self.hidden % self.full == 0:
-            return ()
-        if self.vectors > _UNEVEN_VECTORS:
-            return tuple(ragged if self.ragged else even)
-        short = _RAGGED_SHORT.get((direction, self.bytes), ()) if self.ragged else ()
-        fewest = _RAGGED_PAIRS if self._vector > 1 and self.bytes == 2 else 0
-        return tuple(entry for least, entry in short if max(least, fewest) <= self.vectors <= entry.vectors)
-
-    def _ragged_steps(self, entry: _Entry) -> tuple[int, int]:
-        """Return the most steps, and their threads, of those that leave about the fewest vectors of a CTA empty.
-
-        Where as many threads as the line has do not hold the row, what the line says.
-        """
-        vectors = math.ceil(self.hidden / (self.full * entry.ctas)) + 1
-        found = [
-            (steps, threads)
-            for steps in range(entry.steps, min(_LEAST_RAGGED_STEPS, entry.steps) - 1, -1)
-            if (threads := max(_threads(vectors, steps), 64)) <= entry.threads
-        ]
-        if not found:
-            return entry.steps, entry.threads
-        least = min(steps * threads for steps, threads in found)
-        return next(one for one in found if one[0] * one[1] * 16 <= least * 17)
 
     def _padded(self, ctas: int, steps: int) -> int:
         """Return the vectors of whole warps that hold a CTA's part of a row."""
@@ -828,7 +752,7 @@ def _choose(
                 continue
             for stages in range(entry.stages, min(entry.stages, least) - 1, -1):
                 config = division.config(entry._replace(stages=stages), limits)
-                if config.most_columns * entry.ctas >= division.hidden and fits(config):
+                if config.chunk * entry.ctas >= division.hidden and fits(config):
                     return config
     return None
 
@@ -871,7 +795,7 @@ def configure(
 
     def fits(config: NormConfig) -> bool:
         if config.stages:
-            slots = Slot(config, rows, columns, output).bytes
+            slots = Slot(config, rows, output).bytes
             return in_turn and slots + config.reserved_shared <= shared
         kept = config.together * staged if config.in_shared else config.rows_per_cta * put_together
         return config.chunk * kept + RESERVED_SHARED <= shared
@@ -894,11 +818,10 @@ def configure(
     entries: tuple[_Entry, ...] = (*exact, *general)
     if len(rows) > 1:
         entries = (*(entry for entry in entries if entry.ctas == 1 and not entry.alone), *_FORWARD_RESIDUAL)
-    if hidden % division.full:
-        ragged = division.uneven("forward", _RAGGED_FORWARD[table[0]], ())
-        # RMSNorm of floats is faster in registers (4097: 0.90, ragged 0.83).
-        first = _UNEVEN_FORWARD if (norm, division.bytes) == ("rms_norm", 4) else ()
-        entries = (*first, *ragged, *_UNEVEN_FORWARD, *entries)
+    if division.is_padded:
+        entries = _PADDED_FORWARD
+    elif division.is_narrow:
+        entries = (*_UNEVEN_FORWARD, *entries)
     elif row_scaled and len(rows) == 1:
         long = _ROW_SCALED_FORWARD.get(table, ()) if hidden > _ROW_SCALED_LEAST else ()
         scaled = (*division.exactly(_ROW_SCALED_SIZES.get(table, ())), *long)
@@ -930,7 +853,6 @@ def configure_backward(
     norm: str,
     hidden: int,
     rows: Sequence[DType],
-    columns: Sequence[DType],
     output: DType | None,
     limits: DeviceLimits,
 ) -> NormConfig | None:
@@ -942,8 +864,8 @@ def configure_backward(
         ``"rms_norm"`` or ``"layer_norm"``.
     hidden : int
         Columns.
-    rows, columns : sequence of DType
-        Of the arrays of rows that are read, and of the weight.
+    rows : sequence of DType
+        Of the arrays of rows that are read.
     output : DType or None
         Of dx; None: it is not asked for.
     limits : DeviceLimits
@@ -954,10 +876,10 @@ def configure_backward(
     NormConfig or None
         None: a row and its partial sums do not fit on the chip.
     """
-    division = _Division(hidden, rows, output, padded=True)
+    division = _Division(hidden, rows, output)
 
     def fits(config: NormConfig) -> bool:
-        slots = Slot(config, rows, columns, output, sums=True).bytes
+        slots = Slot(config, rows, output, sums=True).bytes
         return slots + config.reserved_shared <= limits.shared_memory_per_cta
 
     table = norm, division.bytes
@@ -975,24 +897,15 @@ def configure_backward(
 class Regions:
     """What a CTA keeps in dynamic shared memory, one region behind the other."""
 
-    def __init__(self, config: NormConfig, start: int = 0, room: int = 0) -> None:
+    def __init__(self, config: NormConfig, start: int = 0) -> None:
         self._columns = config.chunk * config.rows_per_cta
-        self._room = room
         self.bytes = start
 
     def add(self, dtype: DType) -> int:
         """Return where a region begins that holds a row of each of the CTA's rows."""
         start = self.bytes
-        self.bytes += -(-self._columns * dtype.bytes // 16) * 16 + self._room
+        self.bytes += -(-self._columns * dtype.bytes // 16) * 16
         return start
-
-
-# Behind a multiple of so many bytes, a ragged row that comes in bulk lies as in global memory (trtc::InputRow).
-_LINE = 128
-# Ragged rows' weight and bias are floats in shared memory where so many CTAs fit (bfloat16, LayerNorm, 4097: 0.79, and
-# 0.76 as they are; 5121, with three CTAs: 0.76 and 0.81; 12001, with one: 0.62 and 0.84); in the backward always,
-# whose rows take more room (5121: 0.77 and 0.71).
-_CTAS_BESIDE_FLOATS = 4
 
 
 class Slot:
@@ -1002,8 +915,8 @@ class Slot:
     ----------
     config : NormConfig
         How a row is divided.
-    rows, columns : sequence of DType
-        Of the arrays of rows that are read, and of those of columns.
+    rows : sequence of DType
+        Of the arrays of rows that are read.
     output : DType or None
         Of the rows that are written; None: there are none.
     sums : bool
@@ -1014,11 +927,10 @@ class Slot:
         self,
         config: NormConfig,
         rows: Sequence[DType],
-        columns: Sequence[DType],
         output: DType | None,
         sums: bool = False,
     ) -> None:
-        slot = Regions(config, room=_LINE if config.ragged and config.bulk else 0)
+        slot = Regions(config)
         self.at = [slot.add(dtype) for dtype in rows]
         self.slot_bytes = slot.bytes
         # In the place of the slot's first row, of which each thread has read its part.
@@ -1027,15 +939,6 @@ class Slot:
         others = Regions(config, self.out_at)
         if output is not None and not self.out_in_slot:
             others.add(output)
-        self.float_columns = config.ragged and (
-            sums
-            or all(dtype is FLOAT32 for dtype in columns)
-            or 4 * config.chunk * len(columns) + others.bytes + config.reserved_shared
-            <= SHARED_OF_MULTIPROCESSOR // _CTAS_BESIDE_FLOATS
-        )
-        self.columns_at = [
-            others.add(FLOAT32 if self.float_columns else dtype) if config.ragged else 0 for dtype in columns
-        ]
         self.bytes = others.bytes
         if sums and config.rows_per_cta > 1:
             self.bytes = max(self.bytes, 4 * config.chunk * config.rows_per_cta)

@@ -100,7 +100,7 @@ class RowSpec(KernelSpec):
         macros = flags | {
             # A power of two, at most 32 / hidden (norm/statistics.cuh).
             "SQUARES_SCALE": f"0x1p-{max(0, (self.hidden - 1).bit_length() - 5)}f",
-            "UNALIGNED": self.unaligned or config.ragged,
+            "UNALIGNED": self.unaligned,
             "CLUSTER": config.exchange == "cluster",
             "GRID": config.exchange == "grid",
             "BULK": config.bulk,
@@ -123,7 +123,6 @@ class RowSpec(KernelSpec):
             workspace_bytes=config.workspace_bytes(values, 2 + 2 * config.lag),
             partial_bytes=partial_bytes,
             persistent=persistent,
-            group_unit=config.vector if config.ragged else 1,
             vec_size=self.vec_size,
         )
 
@@ -224,8 +223,6 @@ class ForwardSpec(RowSpec):
     @property
     def _registers(self) -> int:
         config = self.config
-        if config.ragged:
-            return 96
         if "row_scale" in self.stores:
             # What a thread keeps of y needs as many; the compiler takes fewer, and spills.
             if config.in_shared:
@@ -299,10 +296,9 @@ class ForwardSpec(RowSpec):
         """Return where a row's things are in its part of shared memory, and the bytes of all."""
         if self.config.stages:
             rows = [self.input, *((self.residual,) if self.residual else ())]
-            unaligned = self.unaligned or self.config.ragged
-            slot = Slot(self.config, rows, (), self.output if unaligned else None)
+            slot = Slot(self.config, rows, self.output if self.unaligned else None)
             at = {"RESIDUAL_AT": slot.at[-1], "SLOT_BYTES": slot.slot_bytes}
-            if unaligned:
+            if self.unaligned:
                 at |= {"OUT_AT": slot.out_at, "OUT_IN_SLOT": int(slot.out_in_slot)}
             return at, slot.bytes
         regions = Regions(self.config)
