@@ -179,7 +179,6 @@ class Plan:
         partial_bytes: int = 0,
         row_bytes: int = 0,
         turn_bytes: int = 0,
-        group_unit: int = 1,
         vec_size: int = 1,
         whole: int = -1,
     ) -> None: ...

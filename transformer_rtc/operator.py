@@ -279,7 +279,6 @@ class Operator:
             partial_bytes=rule.partial_bytes,
             row_bytes=rule.row_bytes,
             turn_bytes=rule.turn_bytes,
-            group_unit=rule.group_unit,
             vec_size=vec_size,
             whole=_symbol(self.declaration, rule.whole),
         )

@@ -83,9 +83,6 @@ class LaunchRule(NamedTuple):
     whole : str
         The dimension before the columns, if a group keeps what belongs to its elements: then there are so many groups
         that all rows of one group belong to the same elements.
-    group_unit : int
-        Groups that take rows in turn are a multiple of it, if there are more: then all rows of a group lie alike, as
-        far as their alignment goes.
     early : bool
         Whether it may begin before the launch before it on its stream, whatever that is, has ended: its kernel waits
         for that by itself, where it is compiled for an architecture that can (programmatic dependent launch).
@@ -125,7 +122,6 @@ class LaunchRule(NamedTuple):
     rows_of: str = ""
     spread_ctas: int = 0
     whole: str = ""
-    group_unit: int = 1
     early: bool = False
     row_groups: int = 0
 

@@ -39,23 +39,21 @@ GRIDS = {
     "and at least one group": [
         ({"max_groups": 2, "ctas_per_row": 8, "cooperative": True}, (10000, 16), {"sm_margin": 131}, 8)
     ],
-    "groups that take rows in turn are a multiple of their unit": [
-        ({"group_unit": 8, "max_groups": most}, (rows, 16), {}, launched)
-        for rows, most, launched in ((5, 10, 5), (10, 10, 10), (100, 22, 16), (9, 7, 7), (100, 8, 8))
+    "groups that take rows in turn are no more than are resident": [
+        ({"max_groups": most}, (rows, 16), {}, launched) for rows, most, launched in ((10, 10, 10), (100, 22, 22))
     ],
-    "and those that are fewer for what their partial sums cost are so, too": [
-        ({"group_unit": 8, "max_groups": most, **LARGE_SUMS}, (rows, 16), {}, launched)
-        for rows, most, launched in ((30, 396, 16), (100, 22, 16), (7, 396, 7), (4, 396, 4))
+    "and fewer for what their partial sums cost": [
+        ({"max_groups": most, **LARGE_SUMS}, (rows, 16), {}, launched)
+        for rows, most, launched in ((30, 396, 15), (100, 22, 22), (7, 396, 7))
     ],
     "groups take one more row each only if none is beside another then": [
         ({**TURNS, "ctas_per_row": ctas}, (512, 16), {"sm_margin": margin}, launched * ctas)
         for ctas, margin, launched in ((1, 0, 128), (1, 4, 128), (1, 5, 171), (2, 0, 171), (8, 0, 171))
     ],
-    # 513 rows would be 136 groups of four; 134 rows have one each, and two would be twice the time.
-    "groups that take one more row are counted in their units": [
-        ({**TURNS, "group_unit": unit, "partial_bytes": partial}, (rows, 16), {}, launched)
-        for rows, unit, partial, launched in ((512, 8, 32768, 128), (513, 8, 32768, 176), (528, 1, 32768, 132),
-                                              (134, 1, 16384, 134))
+    # 134 rows have one group each: two rows would be twice the time.
+    "and one more row only of several": [
+        ({**TURNS, "partial_bytes": partial}, (rows, 16), {}, launched)
+        for rows, partial, launched in ((512, 32768, 128), (528, 32768, 132), (134, 16384, 134))
     ],
     "groups are no fewer than heads however large their partial sums": [
         ({"max_groups": 6, "whole": 1, "ctas_per_row": 2, "cooperative": True, "partial_bytes": 2**27,

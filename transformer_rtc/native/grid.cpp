@@ -31,16 +31,12 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
     // t rows in turn are the best where groups of one row each would leave t (t - 1) times `turn_bytes`, or more.
     const double ratio = static_cast<double>(groups) * static_cast<double>(plan.partial_bytes) / plan.turn_bytes;
     const double turns = std::floor(0.5 + std::sqrt(0.25 + ratio));
-    const auto by = [&](double rows) {
-      const auto found = static_cast<int64_t>(std::ceil(static_cast<double>(groups) / rows));
-      return (found + plan.group_unit - 1) / plan.group_unit * plan.group_unit;
-    };
+    const auto by = [&](double rows) { return static_cast<int64_t>(std::ceil(static_cast<double>(groups) / rows)); };
     // Of several, rather one more than a second group on some multiprocessors.
     const int64_t once = (plan.multiprocessors - call.sm_margin) / plan.ctas_per_row;
     const bool takes_more = turns >= 2 && by(turns) > once && by(turns + 1) <= once;
     launched = std::min(launched, by(takes_more ? turns + 1 : turns));
   }
-  if (launched < groups && launched > plan.group_unit) launched -= launched % plan.group_unit;
   if (plan.whole >= 0 && layout.sizes[plan.whole] > 1) {
     const int64_t count = layout.sizes[plan.whole], unit = count / std::gcd(count, plan.rows_per_cta);
     launched = std::max(unit, launched / unit * unit);

@@ -215,7 +215,7 @@ void bind_plan(py::module_& module) {
   py::class_<Plan> plan(module, "Plan");
   plan.def(py::init([](std::vector<Stage> stages, int64_t multiprocessors, int64_t rows_per_cta, int64_t ctas_per_row,
                        int64_t max_groups, int64_t workspace_bytes, int64_t partial_bytes, int64_t row_bytes,
-                       int64_t turn_bytes, int64_t group_unit, int64_t vec_size, int whole) {
+                       int64_t turn_bytes, int64_t vec_size, int whole) {
              for (size_t i = 0; i < stages.size(); ++i) {
                if ((stages[i].columns_per_cta != 0 || stages[i].per >= 0) != (i > 0)) {
                  throw std::invalid_argument(
@@ -232,15 +232,14 @@ void bind_plan(py::module_& module) {
              made.partial_bytes = partial_bytes;
              made.row_bytes = row_bytes;
              made.turn_bytes = turn_bytes;
-             made.group_unit = group_unit;
              made.vec_size = vec_size;
              made.whole = whole;
              return made;
            }),
            py::arg("stages"), py::kw_only(), py::arg("multiprocessors"), py::arg("rows_per_cta") = 1,
            py::arg("ctas_per_row") = 1, py::arg("max_groups") = Plan::kAnyGroups, py::arg("workspace_bytes") = 0,
-           py::arg("partial_bytes") = 0, py::arg("row_bytes") = 0, py::arg("turn_bytes") = 0, py::arg("group_unit") = 1,
-           py::arg("vec_size") = 1, py::arg("whole") = -1);
+           py::arg("partial_bytes") = 0, py::arg("row_bytes") = 0, py::arg("turn_bytes") = 0, py::arg("vec_size") = 1,
+           py::arg("whole") = -1);
   plan.attr("ANY_GROUPS") = Plan::kAnyGroups;
 }
 

@@ -73,7 +73,6 @@ struct Plan {
   int64_t partial_bytes = 0;        // per group, from the first launch to the others
   int64_t row_bytes = 0;            // per row, likewise
   int64_t turn_bytes = 0;  // of partial sums that take as long as a row more of a persistent launch; 0: unknown
-  int64_t group_unit = 1;  // persistent groups are a multiple of it, if there are more
   int64_t vec_size = 1;    // in elements: rows that are whole aligned vectors of it have one plan, and others another
   int whole = -1;  // the symbol next to the columns of which each group gets the same elements in all of its rows
 };
