@@ -196,7 +196,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       transaction_barrier_wait(barriers + slot, parity);
       if (slot + 1 == STAGES) parity ^= 1;
 #elif UNALIGNED
-      if (AHEAD == 0) cta_barrier();
+      cta_barrier();
 #endif
       slot = slot + 1 == STAGES ? 0 : slot + 1;
 

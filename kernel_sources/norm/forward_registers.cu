@@ -46,6 +46,7 @@ TRTC_DEVICE void load_chunk(uint32 (&word)[VECTORS][words_of<T, VEC_SIZE>], cons
   T* const staged = reinterpret_cast<T*>(stage) + row_in_cta * CHUNK;
   cta_barrier();  // others have read what was staged last
   copy_to_stage(staged, from, columns, thread);
+  wait_async();
   cta_barrier();
 #pragma unroll
   for (int k = 0; k < VECTORS; ++k) {

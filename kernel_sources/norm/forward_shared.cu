@@ -117,10 +117,9 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
 #if HAS_BIAS
     bias_row = static_cast<const Bias*>(params.bias) + first_column + head_of(params, row[0]) * HIDDEN;
 #endif
+    wait_async();
 #if UNALIGNED
     cta_barrier();
-#else
-    wait_async();
 #endif
 
     // ---- Each row's sum of squares, or of its elements; in one pass, of deviations and their squares

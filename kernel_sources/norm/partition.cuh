@@ -85,42 +85,71 @@ template <class T>
 TRTC_DEVICE void load_columns(uint32 (&word)[words_of<T, VEC_SIZE>], const T* from, int k, int thread, int columns) {
   const int column = (k * THREADS + thread) * VEC_SIZE;
   if constexpr (UNALIGNED) {
-    load_elements<VEC_SIZE>(word, from + column, columns - column);
+    const bool is_aligned = reinterpret_cast<uint64>(from) % alignment_of<T, VEC_SIZE> == 0;
+    if (is_aligned && column + VEC_SIZE <= columns) {
+      load_vector<VEC_SIZE>(word, from + column);
+    } else {
+      load_elements<VEC_SIZE>(word, from + column, columns - column);
+    }
   } else {
     load_vector_if<VEC_SIZE>(word, from + column, is_filled(k) || column < columns);
   }
 }
 
 #if UNALIGNED
-// Rows that are no whole aligned vectors travel through shared memory: a row's threads copy its elements, neighbouring
-// threads neighbouring ones, and read or write vectors there. Behind the row are zeros. A barrier goes before and
-// behind.
+// Rows that are no whole aligned vectors travel through shared memory: a row's threads copy it, neighbouring threads
+// neighbouring words of 4 bytes, and read or write vectors there. Half of all 16-bit rows of an odd length begin
+// between two words: these are copied by elements.
+template <class T>
+TRTC_DEVICE bool is_whole_words(const T* row) {
+  return sizeof(T) == 4 || reinterpret_cast<uint64>(row) % 4 == 0;
+}
+
+// Behind the row are zeros. A barrier goes before, and wait_async() and a barrier behind.
 template <class T>
 TRTC_DEVICE void copy_to_stage(T* stage, const T* from, int columns, int thread) {
+  if (is_whole_words(from)) {
+    constexpr int of_word = 4 / sizeof(T);  // elements
+#pragma unroll 4
+    for (int first = thread * of_word; first < CHUNK; first += THREADS * of_word) {
+      const int count = max(0, min(columns - first, of_word));
+      copy_async_part<4>(stage + first, count > 0 ? from + first : from, 0, count * static_cast<int>(sizeof(T)));
+    }
+    return;
+  }
+  constexpr int batch = (VECTORS > 1 ? 2 : 1) * VEC_SIZE;  // all are on their way before the first one is stored
 #pragma unroll 1
-  for (int first = thread; first < CHUNK; first += VEC_SIZE * THREADS) {
-    T element[VEC_SIZE];  // all are on their way before the first one is stored
+  for (int first = thread; first < CHUNK; first += batch * THREADS) {
+    T element[batch];
 #pragma unroll
-    for (int i = 0; i < VEC_SIZE; ++i) {
+    for (int i = 0; i < batch; ++i) {
       element[i] = T{};
       if (first + i * THREADS < columns) element[i] = from[first + i * THREADS];
     }
 #pragma unroll
-    for (int i = 0; i < VEC_SIZE; ++i) stage[first + i * THREADS] = element[i];
-  }
-}
-template <class T>
-TRTC_DEVICE void copy_from_stage(T* to, const T* stage, int columns, int thread) {
-#pragma unroll 1
-  for (int first = thread; first < min(columns, CHUNK); first += VEC_SIZE * THREADS) {
-    T element[VEC_SIZE];
-#pragma unroll
-    for (int i = 0; i < VEC_SIZE; ++i) element[i] = stage[first + i * THREADS];
-#pragma unroll
-    for (int i = 0; i < VEC_SIZE; ++i) {
-      if (first + i * THREADS < columns) to[first + i * THREADS] = element[i];
+    for (int i = 0; i < batch; ++i) {
+      if (VECTORS % 2 == 0 || first + i * THREADS < CHUNK) stage[first + i * THREADS] = element[i];
     }
   }
+}
+
+template <class T>
+TRTC_DEVICE void copy_from_stage(T* to, const T* stage, int columns, int thread) {
+  columns = min(columns, CHUNK);
+  int first = 0;
+  if constexpr (sizeof(T) == 2) {
+    if (is_whole_words(to)) {
+#pragma unroll 4
+      for (int column = thread * 2; column + 1 < columns; column += THREADS * 2) {
+        uint32 word[1];
+        load_vector<2, Space::shared>(word, stage + column);
+        store_vector<2>(to + column, word);
+      }
+      first = columns / 2 * 2;
+    }
+  }
+#pragma unroll 4
+  for (int column = first + thread; column < columns; column += THREADS) to[column] = stage[column];
 }
 #endif
 
