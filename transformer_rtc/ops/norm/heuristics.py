@@ -328,7 +328,7 @@ _UNEVEN_FORWARD = (
     _Entry(512, 1, 128, 4),
     _Entry(4096, 1, 1024, 4),
 )
-# Others have vectors of 16 bytes, the last one in part, and travel element by element: many threads have more of them
+# Others have vectors of 16 bytes, the last one in part, and travel by words: many threads have more of these
 # on their way. No model has such rows, for which nothing was tuned.
 _PADDED_FORWARD = (
     _Entry(32, 1, 32, 1, 8),
