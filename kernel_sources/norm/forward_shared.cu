@@ -29,7 +29,7 @@ namespace trtc {
 #define LOADS_EARLY (LOADS_AHEAD && ONE_PASS && R == 1 && EXACT)
 // Where registers are short.
 #define COMPUTES_ADDRESSES_ANEW (CENTRED && !ROW_SCALED)
-#define IN_FLIGHT (COLUMNS_AHEAD ? VECTORS : VECTORS == 8 && !REPEATS ? 4 : VECTORS > 1 ? 2 : 1)
+#define IN_FLIGHT (COLUMNS_AHEAD ? VECTORS : VECTORS == 8 && !REPEATS ? 4 : VECTORS > 1 && THREADS < 1024 ? 2 : 1)
 
 TRTC_DEVICE void norm_forward_shared(const Params& params) {
   // Rows that follow each other use shared memory in turn.

@@ -224,7 +224,10 @@ class ForwardSpec(RowSpec):
     def _registers(self) -> int:
         config = self.config
         if "row_scale" in self.stores:
-            # What a thread keeps of y needs as many; the compiler takes fewer, and spills.
+            # What a thread keeps of y needs as many; the compiler takes fewer, and spills. It keeps none beside weights
+            # that are wider than the row (norm/forward_shared.cu).
+            if config.in_shared and self._has_wide_columns:
+                return 0
             if config.in_shared:
                 return 96 if config.chunk * config.ctas_per_row == self.hidden else 112
             if config.vector >= 4 and config.steps * config.vector >= 32:
@@ -234,8 +237,9 @@ class ForwardSpec(RowSpec):
         # RMSNorm with a bias is divided as LayerNorm is; of it, pairs of rows alone spill.
         tight = self.norm == "layer_norm" or (pairs and self.bias is not None)
         if staged and config.in_shared and not (config.stages or self._columns_ahead) and tight:
-            # The compiler takes 32 for some, for pairs of rows 48, and spills.
-            return 80 if pairs else 64
+            # The compiler takes 32 for some, for pairs of rows 48, and spills; or 96 of the 112 that it may have, and
+            # spills.
+            return 64 if not pairs else 80 if self.output.bytes == 1 else 72
         if pairs and config.chunk * config.ctas_per_row != self.hidden:
             return 56  # likewise
         if self._spills:
@@ -257,9 +261,14 @@ class ForwardSpec(RowSpec):
         if self.norm == "rms_norm" and not self.residual:
             # In shared memory only where one CTA fewer is half of them, or much is stored.
             few = config.threads >= 1024 or (staged and elements <= 16) if config.in_shared else elements <= 16
-            return 32 if few and (config.in_shared or config.steps <= 2) else 0
-        whole = not staged and config.ctas_per_row == 1
-        return 48 if config.in_shared and whole and self.norm == "layer_norm" and elements < 64 else 0
+            return 32 if few and (config.in_shared or config.steps <= 2) and len(self.stores) < 2 else 0
+        whole = config.in_shared and not staged and config.ctas_per_row == 1 and not self._has_wide_columns
+        return 48 if whole and self.norm == "layer_norm" and elements < 64 else 0
+
+    @property
+    def _has_wide_columns(self) -> bool:
+        """Whether the weight or the bias has more bytes than x."""
+        return any(dtype is not None and dtype.bytes > self.input.bytes for dtype in (self.weight, self.bias))
 
     @property
     def _spills(self) -> bool:
