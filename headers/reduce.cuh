@@ -34,13 +34,8 @@ struct GridWorkspace {
 };
 
 // Reduces values of a row over all threads of the row. Every thread of every CTA that takes part calls begin() once,
-// and then, for each row, of which there is one at least: tell_in_cta() and reduce_in_cta() with `Use` 0, 1 ... in
-// turn, gather() or send() and receive(), and where `Repeats` next_row(). A receive() may come one send() late.
-//
-// Buffers are used in turn, so that one barrier a use or a gather is enough. Between CTAs there are as many as rows are
-// sent, or 2; 4 where receive() comes late by `lag` = 1: whoever sends the values of row i has received those of row
-// i - 1 - lag, so all others have sent those, and received those of row i - 2 - 2 lag, whose buffer nobody reads any
-// more.
+// and then, for each row, of which there is one at least: reduce_in_cta() with `Use` 0, 1 ... in turn, gather(), and
+// where `Repeats` next_row(). Buffers are used in turn, so that one barrier a use or a gather is enough.
 //
 // `AtMost`: a launch may have fewer threads, which are whole warps.
 template <int ThreadsPerRow, int RowsPerCta, int CtasPerRow, Exchange How, int Most, bool Repeats, int Buffers,
@@ -151,27 +146,6 @@ struct RowReduction {
       const int first = thread_index() % 32 / lanes * lanes;
 #pragma unroll
       for (int i = 0; i < Count; ++i) values[i] = shuffle_from(found, first + i * group);
-    }
-  }
-
-  // Over the same threads: what the first one of them has.
-  template <int Count>
-  TRTC_DEVICE void tell_in_cta(float (&values)[Count]) {
-    if constexpr (warps == 1) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) values[i] = shuffle_from(values[i], thread_index() % 32 / lanes * lanes);
-    } else {
-      TRTC_SHARED(float, told, buffers * RowsPerCta * Count);
-      const int in_row = RowsPerCta == 1 ? thread_index() : thread_index() % ThreadsPerRow;
-      const int row_in_cta = RowsPerCta == 1 ? 0 : thread_index() / ThreadsPerRow;
-      float* of_row = told + (static_cast<int>(row_number % buffers) * RowsPerCta + row_in_cta) * Count;
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (in_row == 0) of_row[i] = values[i];
-      }
-      cta_barrier();
-#pragma unroll
-      for (int i = 0; i < Count; ++i) values[i] = of_row[i];
     }
   }
 

@@ -192,11 +192,6 @@ struct ShiftedSum {
     for (int i = 0; i < N; ++i) of_place[i] += element[i];
   }
 
-  TRTC_DEVICE void add_products(const float (&a)[N], const float (&b)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) of_place[i] = fused_multiply_add(a[i], b[i], of_place[i]);
-  }
-
   // The elements of Vec k, in order. The slots of thread 0's first Vec that have the part's last columns are added by
   // add_late(), behind all others.
   template <class Part>

@@ -35,15 +35,6 @@ inline constexpr bool is_same = false;
 template <class A>
 inline constexpr bool is_same<A, A> = true;
 
-template <bool First, class A, class B>
-struct Select {
-  using Type = A;
-};
-template <class A, class B>
-struct Select<false, A, B> {
-  using Type = B;
-};
-
 // The value of the 16-bit type T in the low half of a word, whatever the high half holds.
 template <class T>
 TRTC_DEVICE float float_from_half(uint32 word) {

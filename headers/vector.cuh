@@ -33,27 +33,6 @@ struct Vec {
 
   uint32 word[words];
 
-  // From global memory: the first `count` elements (0 or less: none), and zeros. `aligned`: to `bytes`, or to 16 where
-  // there are more; otherwise the address is aligned to an element.
-  TRTC_DEVICE void load(const T* address, int count, bool aligned) {
-    static_assert(sizeof(T) > 1, "bytes are loaded by load_aligned() and load_elements()");
-    if constexpr (N == 1 && sizeof(T) == 2) {
-      load_2<Space::global>(word[0], address, count > 0);
-    } else if constexpr (N == 1) {
-      load_4(word[0], address, count > 0);
-    } else if (aligned && count >= N) {
-      load_whole<Space::global>(address);
-    } else if constexpr (sizeof(T) == 2) {
-      // In a loop, the last one first, each of which moves the others up: few rows are not aligned, and without a loop
-      // aligned ones wait for each other's Vecs (LayerNorm, 16 rows of 8192: 2.4 us in a graph, and 2.8).
-      fill(0);
-#pragma unroll 1
-      for (int i = min(count, N) - 1; i >= 0; --i) push(load_element(address + i));
-    } else {
-      load_elements(address, count);
-    }
-  }
-
   // From global memory, aligned to an element: the first `count` elements, all on their way at once, and zeros. Of a
   // few Vecs, it compiles sooner than as many loops (LayerNorm of 4096 columns: 128 ms, and 137).
   TRTC_DEVICE void load_elements(const T* address, int count) {
@@ -80,23 +59,16 @@ struct Vec {
   // From global memory, aligned.
   TRTC_DEVICE void load_aligned(const T* address) { load_whole<Space::global>(address); }
 
-  // From global memory, aligned, if `valid`; and zeros.
-  TRTC_DEVICE void load_if(const T* address, bool valid) {
-    if (valid) {
-      load_whole<Space::global>(address);
-    } else {
-      fill(0);
-    }
-  }
-
-  // The same. 16 bytes and more have no branch: they are sent for as soon as the address is known, ahead of what is
-  // done elsewhere.
+  // From global memory, aligned, if `valid`; and zeros. 16 bytes and more have no branch: they are sent for as soon as
+  // the address is known, ahead of what is done elsewhere.
   TRTC_DEVICE void load_early(const T* address, bool valid) {
     if constexpr (bytes >= 16) {
       load_16(word[0], word[1], word[2], word[3], address, valid);
       if constexpr (bytes == 32) load_16(word[4], word[5], word[6], word[7], address + per_quad, valid);
+    } else if (valid) {
+      load_whole<Space::global>(address);
     } else {
-      load_if(address, valid);
+      fill(0);
     }
   }
 
@@ -169,14 +141,6 @@ struct Vec {
     for (int i = 0; i < words; ++i) {
       word[i] = sizeof(T) == 4 ? bits : sizeof(T) == 2 ? bits | bits << 16 : bits * 0x01010101u;
     }
-  }
-
-  // Moves every element of 16 bits up by one place, and puts this one first.
-  TRTC_DEVICE void push(uint32 bits) {
-    static_assert(sizeof(T) == 2, "of 16 bits");
-#pragma unroll
-    for (int i = words - 1; i > 0; --i) word[i] = shift_right(word[i - 1], word[i], 16);
-    word[0] = word[0] << 16 | bits;
   }
 
   // Of element i.
@@ -264,14 +228,6 @@ struct Vec {
       return float_from_bits(word[i]);
     } else {
       return float_from_half<T>(word[i / 2] >> i % 2 * 16);
-    }
-  }
-
-  // What get() gives behind this is unpacked anew: what it gave before needs no registers until then.
-  TRTC_DEVICE void forget_unpacked() {
-    if constexpr (sizeof(T) < 4) {
-#pragma unroll
-      for (int i = 0; i < words; ++i) forget_uses(word[i]);
     }
   }
 

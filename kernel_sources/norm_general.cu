@@ -93,7 +93,7 @@ TRTC_DEVICE void norm_forward_of(const Params& params) {
                 row_offset(params, row, params.residual_out_outer_stride, params.residual_out_inner_stride), columns);
     const Row out = Row::at(params.out, params.out_dtype,
                             row_offset(params, row, params.out_outer_stride, params.out_inner_stride), columns);
-    const int64 head = head_of<true>(params, row) * params.hidden;
+    const int64 head = head_of(params, row) * params.hidden;
     const Row weight = Row::at(params.weight, params.weight_dtype, head, columns);
     const Row bias = Row::at(params.bias, params.bias_dtype, head, columns);
     if (residual_out.present()) {
@@ -132,7 +132,7 @@ TRTC_DEVICE void norm_forward_of(const Params& params) {
             y[i] *= weight.present() ? other[i] + params.weight_offset : 1.0f;
           } else {
             if constexpr (Centred) y[i] = (y[i] - moments.mean) - moments.rest;
-            y[i] = normalized<float>(y[i], rstd, weight.present() ? other[i] + params.weight_offset : 1.0f);
+            y[i] = normalized(y[i], rstd, weight.present() ? other[i] + params.weight_offset : 1.0f);
           }
         }
         if (bias.present()) {
@@ -251,8 +251,7 @@ TRTC_DEVICE void norm_backward_of(const Params& params) {
       of.dresidual = row_of(params.dresidual, params.dresidual_dtype, params.dresidual_outer_stride,
                             params.dresidual_inner_stride);
       of.dx = row_of(params.dx, params.dx_dtype, params.dx_outer_stride, params.dx_inner_stride);
-      of.weight =
-          Row::at(params.weight, params.weight_dtype, head_of<true>(params, row) * params.hidden, params.hidden);
+      of.weight = Row::at(params.weight, params.weight_dtype, head_of(params, row) * params.hidden, params.hidden);
       Moments moments{};
       if (params.rstd != nullptr) {
         if (Centred) moments.mean = load_float(static_cast<const float*>(params.mean) + row);

@@ -28,19 +28,13 @@ TRTC_DEVICE Rstd rstd_of(float sum_of_squares, float to_mean, float eps) {
   return {high, fused_multiply_add(0.5f * y, error, y - high)};
 }
 
-// x * rstd * weight. Where the output is float, rounded once, so that 4 ulp hold at every length; where that meets
-// infinity times zero in its correction, as the plain product.
-template <class Output>
+// x * rstd * weight, rounded once, so that 4 ulp hold at every length; where that meets infinity times zero in its
+// correction, as the plain product.
 TRTC_DEVICE float normalized(float x, Rstd rstd, float weight) {
   const float product = x * rstd.high;
-  const float y = product * weight;
-  if constexpr (is_same<Output, float>) {
-    const float rest = fused_multiply_add(x, rstd.low, fused_multiply_add(x, rstd.high, -product));
-    const float corrected = fused_multiply_add(product, weight, rest * weight);
-    return corrected == corrected ? corrected : y;
-  } else {
-    return y;
-  }
+  const float rest = fused_multiply_add(x, rstd.low, fused_multiply_add(x, rstd.high, -product));
+  const float corrected = fused_multiply_add(product, weight, rest * weight);
+  return corrected == corrected ? corrected : product * weight;
 }
 
 // A row's mean, unrounded: high + rest; and what its elements' squares about the mean add up to, scaled: times
@@ -73,14 +67,10 @@ TRTC_DEVICE Moments moments_about(float shift, float deviations, float squares, 
 }
 
 // Which row of per-head weights belongs to a row: the last of its leading dimensions.
-template <bool PerHead, class Params>
+template <class Params>
 TRTC_DEVICE int64 head_of(const Params& params, int64 row) {
-  if constexpr (PerHead) {
-    const uint32 token = multiply_high(static_cast<uint32>(row), params.heads_magic) >> params.heads_shift;
-    return params.heads == 1 ? 0 : static_cast<int64>(static_cast<uint32>(row) - token * params.heads);
-  } else {
-    return 0;
-  }
+  const uint32 token = multiply_high(static_cast<uint32>(row), params.heads_magic) >> params.heads_shift;
+  return params.heads == 1 ? 0 : static_cast<int64>(static_cast<uint32>(row) - token * params.heads);
 }
 
 // ---- A scale of each row --------------------------------------------------------------------------------------------
