@@ -100,9 +100,8 @@ struct RowReduction {
   TRTC_DEVICE void next_row() { ++row_number; }
 
   // Over the threads of this CTA that share the row. Where there are 2 or 4 values, a part of the lanes adds up each:
-  // 12 instructions instead of 20 for two of a warp (LayerNorm, bfloat16, 65536: 0.98 of a copy instead of 0.84), but
-  // one more that waits. Not where rows are taken in turn (backward, float32, 8192: 0.94 instead of 0.975), nor for two
-  // values of one warp (768: 0.92 instead of 0.94).
+  // 12 instructions instead of 20 for two of a warp, but one more that waits: not where rows are taken in turn, nor for
+  // two values of one warp.
   template <class Operation, int Use, int Count>
   TRTC_DEVICE void reduce_in_cta(float (&values)[Count]) {
     constexpr bool folds = !Repeats && ((Count == 2 && warps > 1) || (Count == 4 && lanes >= 4));

@@ -62,5 +62,5 @@ class RowDivision:
         }
 
     def workspace_bytes(self, values: int, buffers: int = 2) -> int:
-        """Return those of trtc::GridWorkspace: in each buffer, a counter and the values of each CTA."""
+        """Return a cooperative grid's (headers/row_reduce.cuh): in each buffer, a counter and each CTA's values."""
         return 4 * buffers * (1 + values * self.ctas_per_row) if self.exchange == "grid" else 0

@@ -1,4 +1,4 @@
-"""What the programs of kernels over rows have in common: their parameters, traits and entry."""
+"""What the programs of kernels over rows have in common: parameters, definitions or traits, and entry."""
 
 from __future__ import annotations
 
