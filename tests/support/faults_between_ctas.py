@@ -302,7 +302,8 @@ out_of_bounds: rows past the last one | exists = ROWS_PER_CTA == 1 || row < para
 out_of_bounds: a vector of the output behind a row's end | word, EXACT || column < columns); => word, true);
 """),
     "norm_staged": Norm(3, 252, NormConfig(32, 1, 4, 2, in_shared=True), groups=3, faults=r"""
-race: a row is read from shared memory without a wait | -wait_async(); after cta_barrier();\n#else
+race: a row is read from shared memory without a wait
+    | -wait_async(); after (params.bias) + first_column + head_of(params, row[0]) * HIDDEN;
 out_of_bounds: an end that is not filled is copied as if it were
     | column < columns ? from + column : from, 0, column < columns ? bytes : 0); => from + column, 0, bytes);
     @ copy_async_part<bytes>
