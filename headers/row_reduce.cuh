@@ -75,7 +75,7 @@ constexpr TRTC_DEVICE int reduced_floats(int threads_per_row, int rows_per_cta, 
 // again behind the CTA's next barrier, so reductions that follow each other without one use two places in turn.
 //
 // `Folds`: of 2 or 4 values, a part of the lanes adds up each, where that is fewer instructions (12, not 20, for two of
-// several warps; but one more that waits: not where few rows are in flight). The order is another one then.
+// several warps; but one more that waits: not where few rows are in flight).
 //
 // `warps_here`: a launch may have fewer warps for the CTA's one row. One alone needs no barrier.
 template <class Operation, int ThreadsPerRow, int RowsPerCta, bool Folds, int Count>

@@ -320,7 +320,6 @@ TRTC_DEVICE void norm_backward(const Params& params) {
 #if HAS_DX && UNALIGNED
       // In the place of x, of which each thread has read its part, or beside the slots.
       Output* const staged_dx = staged_row<Output>(OUT_IN_SLOT ? here : slots, OUT_AT, place);
-      if (LAG != 0) cta_barrier();  // others have copied what was there
 #endif
 #pragma unroll
       for (int k = 0; k < VECTORS; ++k) {

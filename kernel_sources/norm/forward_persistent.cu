@@ -5,7 +5,8 @@
 // CTAs that share a row exchange their sums while they finish the row before (LAG), so that nobody waits for them: a
 // turn reads one row and stores y of the row that was read LAG turns before.
 //
-// Rows that are no whole aligned vectors are copied when they would be sent for: they are right, but nothing is ahead.
+// Of rows that are no whole aligned vectors, only those that begin between two words of 4 bytes are not ahead: they are
+// copied at once.
 #pragma once
 
 #include "norm/forward.cuh"

@@ -174,6 +174,7 @@ def rows_whose_squares_are_no_floats(rig: Rig, hidden: int, rng: np.random.Gener
                 dx, dweight = rig(f"{operator}_backward", dy, large, eps=eps, dresidual=added, return_dweight=True)
                 np.testing.assert_array_equal(dx, added)
                 assert not dweight.any()
+    assert np.isnan(rig("layer_norm", np.full((3, hidden), 1e38, np.float32), None, bias[0])).all()
 
 
 # ---- Outputs of 8 bits ---------------------------------------------------------------------------------------------

@@ -235,7 +235,8 @@ LAYER_NORM = _forward(
 dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
 computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
 corrected: a row of large equal numbers with little noise keeps its accuracy. What `rms_norm` says of large numbers,
-and of an eps that is 0, holds of deviations from the mean: where their squares overflow, y is bias.""",
+and of an eps that is 0, holds of deviations from the mean: where their squares overflow, y is bias. Where the sum
+of a row's numbers overflows, y is NaN.""",
 )
 ADD_RMS_NORM = _forward(
     "add_rms_norm",
@@ -359,10 +360,11 @@ With ``x' = x * rstd`` and ``g = dy * (weight + weight_offset)``::
     dbias   = sum(dy)
 
 (Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
-once. dweight and dbias are added up in an order that the device, the shape and `sm_margin` fix: the same bits in
-every run. A row's dx depends on no other row. What is not asked for costs nothing. For large numbers, and an eps
-that is 0, rstd is what the forward finds: where it is 0, dx is dresidual and the row adds nothing to dweight; where
-it is infinite, neither is a finite number.""",
+once. dweight and dbias are added up in an order that the device, the shape, `sm_margin` and whether all rows are
+aligned to 16 bytes fix: the same bits in every run. A row's dx depends on no other row. What is not asked for costs
+nothing. For large numbers, and an eps that is 0, rstd is what the forward finds: where it is 0, dx is dresidual and
+the row adds nothing to dweight; where it is infinite, neither is a finite number. Without `rstd`, ``g * x`` is summed
+before it is multiplied by rstd: where that sum overflows, dx is no finite number.""",
 )
 LAYER_NORM_BACKWARD = _backward(
     "layer_norm",

@@ -802,8 +802,8 @@ def configure(
 
     shared = limits.shared_memory_per_cta
     staged = sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != held.bytes)  # of a column
-    # Of a column, where rows are in registers: outputs that no vector fits are put together in shared memory.
-    put_together = output.bytes + (sum_.bytes if sum_ else 0)
+    # Of a column, where rows are in registers: unaligned ones travel through shared memory one array at a time.
+    put_together = max(dtype.bytes for dtype in (*rows, output, held))
     # RMSNorm with a bias has as much to hold as LayerNorm (as without one: float32, 16384: 0.73, bfloat16, 65536: 0.82;
     # by divisions of LayerNorm 0.97).
     table = ("layer_norm" if len(columns) > 1 else norm), division.bytes
@@ -838,13 +838,9 @@ def configure(
     threads = _threads(math.ceil(share / chunks), 4)
     for steps in (4, 2, 1):
         config = division.config(_Entry(0, ctas, threads, steps), limits)
-        # Outputs that no vector fits are put together in shared memory.
-        beside = (sum_ or held).bytes if len(rows) > 1 else 0
-        staged = config.chunk * (output.bytes + beside)
-        # More accesses of a thread than 16, as of single elements of 16 bits, would spill, and so do 4 steps of sums of
-        # floats that become 8 bits.
-        few = config.steps <= (2 if beside == 4 and output.bytes == 1 else 16)
-        if few and staged + RESERVED_SHARED <= shared:
+        # Four steps of sums of floats that become 8 bits would spill.
+        few = config.steps <= 2 or len(rows) == 1 or (sum_ or held).bytes < 4 or output.bytes > 1
+        if few and config.chunk * put_together + RESERVED_SHARED <= shared:
             break
     return config
 
