@@ -110,7 +110,7 @@ template <class T>
 TRTC_DEVICE void copy_to_stage(T* stage, const T* from, int columns, int thread) {
   if (is_whole_words(from)) {
     constexpr int of_word = 4 / sizeof(T);  // elements
-#pragma unroll 4
+#pragma unroll 1
     for (int first = thread * of_word; first < CHUNK; first += THREADS * of_word) {
       const int count = max(0, min(columns - first, of_word));
       copy_async_part<4>(stage + first, count > 0 ? from + first : from, 0, count * static_cast<int>(sizeof(T)));
@@ -139,7 +139,7 @@ TRTC_DEVICE void copy_from_stage(T* to, const T* stage, int columns, int thread)
   int first = 0;
   if constexpr (sizeof(T) == 2) {
     if (is_whole_words(to)) {
-#pragma unroll 4
+#pragma unroll 1
       for (int column = thread * 2; column + 1 < columns; column += THREADS * 2) {
         uint32 word[1];
         load_vector<2, Space::shared>(word, stage + column);
@@ -148,7 +148,7 @@ TRTC_DEVICE void copy_from_stage(T* to, const T* stage, int columns, int thread)
       first = columns / 2 * 2;
     }
   }
-#pragma unroll 4
+#pragma unroll 1
   for (int column = first + thread; column < columns; column += THREADS) to[column] = stage[column];
 }
 #endif

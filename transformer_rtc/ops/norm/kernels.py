@@ -250,7 +250,7 @@ class ForwardSpec(RowSpec):
         if staged or not self._columns_ahead:
             return 0
         columns = sum(dtype.bytes for dtype in (self.weight, self.bias) if dtype)
-        return max(80, 5 * config.vector * columns // 2) + (16 if self.residual else 0)
+        return max(80, 5 * config.vector * columns // 2) + (16 if self.residual or self.unaligned else 0)
 
     def _fewest_registers(self, staged: bool) -> int:
         """Return how many hold a row, where the compiler takes more to have more loads of one thread on their way."""
