@@ -6,25 +6,34 @@
 // where mean(dy * w) is subtracted, and mean is not 0, for LayerNorm (CENTRED). Any of dx, dweight and dbias may be
 // left out, and mean and rstd are given (HAS_STATISTICS) or found again from x.
 //
-// norm/partition.cuh has the row partition. Each group of CTAS_PER_ROW CTAs takes rows in turn. They come through a
-// ring of STAGES slots in shared memory, each with a row of x, dy and dresidual: AHEAD rows are on their way while one
-// is worked on. Each row is read twice: its sums are taken, which CTAs exchange, and then dx is made. Where LAG is 1,
-// dx is that of the row before, whose sums have arrived meanwhile. The weight, and the sums of its gradient over the
-// thread's rows, stay in registers. In the end they are partial sums, which norm/backward_finish.cu adds up.
+// norm/partition.cuh has the row partition, and what a program defines. The kernel is persistent: each group of
+// CTAS_PER_ROW CTAs works on one row after another. They come through a ring of STAGES slots in shared memory, each
+// with a row of x, dy and dresidual: the loads of AHEAD rows are in flight while one is worked on. Each row is read
+// twice: its sums are taken, which CTAs exchange, and then dx is made. Where LAG is 1, dx is that of the row before,
+// whose sums have arrived meanwhile. The weight, and the sums of its gradient over the thread's rows, stay in
+// registers. In the end they are partial sums, which norm/backward_finish.cu adds up.
+//
+// A turn, with STAGES = 4:   LAG = 0 (AHEAD = 3)     LAG = 1 (AHEAD = 2)
+//   loads are issued for     row i + 3               row i + 2
+//   sums are taken of        row i                   row i
+//   dx is stored for         row i                   row i - 1
+// Turns below 0 only fill the ring.
 #pragma once
 
 #include "norm/partials.cuh"
 #include "norm/statistics.cuh"
 
+// FINDS_STATISTICS: mean and rstd are not given, so they are found from x. REDUCES: the row has sums.
 #define FINDS_STATISTICS (NEEDS_X && !HAS_STATISTICS)
 #define REDUCES (HAS_DX || FINDS_STATISTICS)
-// Of a row: the sum of dy * w * (x - shift), LayerNorm's of dy * w, and what the statistics are found from: the sum of
-// squares, or LayerNorm's shift of each CTA and the sums of deviations from it and of their squares.
+// VALUES: a row's sums, in this order: dy * w * x' (or dy * w * (x - shift) until rstd is known); LayerNorm's dy * w;
+// if FINDS_STATISTICS, RMSNorm's sum of squares, or LayerNorm's {shift, deviations, squares} for combine_moments().
+// BUFFERS: row_reduce.cuh says why there are 4 if a receive comes one send late.
 #define VALUES (CENTRED ? (FINDS_STATISTICS ? 5 : 2) : (FINDS_STATISTICS ? 2 : 1))
 #define BUFFERS (2 + 2 * LAG)
 #define REPEATS 1
 #define AHEAD (STAGES - 1 - LAG)
-// dy * w and x' stay in registers for dx, or are made again.
+// Whether dy * w and x' stay in registers until dx is computed. Otherwise they are read and computed again.
 #define KEEPS_PRODUCTS (HAS_DX && !FINDS_STATISTICS && LAG == 0 && VECTORS * VEC_SIZE <= 16)
 #define GRADIENTS (HAS_DWEIGHT + HAS_DBIAS)
 #define NEXT (THREADS * VEC_SIZE)  // from a thread's vector to its next one, in elements
@@ -112,7 +121,8 @@ TRTC_DEVICE void load_weight(float (&weight)[Count][VEC_SIZE], const Params& par
 
 TRTC_DEVICE void norm_backward(const Params& params) {
   TRTC_DYNAMIC_SHARED(char, slots);
-  // For the reductions within a CTA. Rows that follow each other use the sums' in turn.
+  // For the reductions within a CTA. Those of the sums alternate between two buffers: a warp may still read one row's
+  // sums while another writes the next row's.
   constexpr int floats_of_sums = reduced_floats(THREADS, ROWS_PER_CTA, VALUES);
   TRTC_SHARED(float, warp_sums, 2 * floats_of_sums);
   TRTC_SHARED(float, warp_totals, reduced_floats(THREADS, ROWS_PER_CTA, 1));
@@ -147,8 +157,8 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   }
 #endif
 #if HAS_WEIGHT
-  // Held as floats, from the last turn that fills the ring on: they are waited for behind the first rows. Or each
-  // vector is loaded again for each row.
+  // The weight is loaded as floats in the last turn that fills the ring: the wait for the first row hides it. A weight
+  // too large for registers is loaded again for each row.
   float weight[WEIGHT_HELD ? VECTORS : 1][VEC_SIZE];
   const Weight* weight_row = static_cast<const Weight*>(params.weight) + place.first_column;
 #if PER_HEAD
@@ -165,10 +175,12 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   float dbias[HAS_DBIAS ? VECTORS : 1][VEC_SIZE] = {};
   float kept_gradient[KEEPS_PRODUCTS ? VECTORS : 1][VEC_SIZE];
   float kept_normal[KEEPS_PRODUCTS ? VECTORS : 1][VEC_SIZE];
-  float mean = 0.0f, rstd = 0.0f, last_mean = 0.0f, last_rstd = 0.0f;
+  float mean = 0.0f, rstd = 0.0f, last_mean = 0.0f, last_rstd = 0.0f;  // mean: a shift until the row's is known
   float sums[VALUES] = {};
-  int fetched_slot = 0, slot = 0;      // of the rows that are sent for next, and of those that are summed next
-  char *summed = slots, *last_summed;  // the slots of those that have been summed last, and the turn before
+  // fetched_slot: the slot that the next load fills; slot: the slot whose row is summed next.
+  int fetched_slot = 0, slot = 0;
+  // summed: the slot of the row summed last; last_summed: that of the row before it.
+  char *summed = slots, *last_summed;
 #if SENDS_BULK
   uint32 parity = 0;  // of the slots' barriers
 #endif
@@ -176,7 +188,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   int turn = -AHEAD;
 #pragma unroll 1
   for (int64 first_row = begin_row - AHEAD * stride; first_row - LAG * stride < params.rows; first_row += stride) {
-    // ---- Later rows are sent for
+    // ---- The loads of a later row are issued
     order_copies();
     fetch(params, slots + fetched_slot * SLOT_BYTES, first_row + AHEAD * stride, place, barriers + fetched_slot);
     fetched_slot = fetched_slot + 1 == STAGES ? 0 : fetched_slot + 1;
@@ -220,7 +232,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
           total[0] += of_vector;
         }
         reduce_row<Sum, THREADS, ROWS_PER_CTA, false>(total, warp_totals);
-        mean = total[0] * reciprocal_columns_of_cta(place.rank);  // the CTA's shift
+        mean = total[0] * reciprocal_columns_of_cta(place.rank);  // not the row's mean yet: that of this CTA's slice
       }
 #pragma unroll
       for (int i = 0; i < VALUES; ++i) sums[i] = 0.0f;
@@ -384,7 +396,8 @@ TRTC_DEVICE void norm_backward(const Params& params) {
 #endif
     }
   }
-  // Those of each head have more CTAs behind them, which go wherever there is a place.
+  // Lets norm/backward_finish.cu begin to launch; it waits for this kernel's stores by itself. Not per head: that
+  // launch has more CTAs, which would take the room of CTAs that still work.
   if (GRADIENTS > 0 && !PER_HEAD) let_next_launch_begin();
   wait_async();
 

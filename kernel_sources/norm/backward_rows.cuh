@@ -13,10 +13,11 @@ struct Place {
   int rank;          // of this CTA among those that share its rows
   int first_column;  // of this CTA
   int own_column;    // of the thread's first vector
-  int most_columns;  // that the CTA has; 0 or less where the row does not come so far
+  int most_columns;  // that the CTA has; 0 or less where the row ends before its slice
 };
 
-// A row behind the last one takes part in every barrier with no columns. Of one row for each CTA there is none.
+// If a CTA has several rows, some may be past the last row: their threads reach every barrier, with 0 columns. A CTA of
+// one row always has a real one.
 TRTC_DEVICE int columns_of_row(const Params& params, const Place& place, int64 row) {
   return ROWS_PER_CTA == 1 || row < params.rows ? place.most_columns : 0;
 }
@@ -38,8 +39,8 @@ TRTC_DEVICE T* own_vectors(char* slot, int at, const Place& place) {
   return staged_row<T>(slot, at, place) + place.thread * VEC_SIZE;
 }
 
-// Sends for one row of an array, `offset` elements behind its first one; behind its columns are zeros. `here` is the
-// slot's barrier.
+// Issues the copies of one row of an array, `offset` elements behind its first one; what is behind its columns becomes
+// 0, except after a bulk copy (clear_behind_row()). `here` is the slot's barrier.
 template <class T>
 TRTC_DEVICE void fetch_row(const void* array, int64 offset, char* slot, int at, const Place& place, int columns,
                            uint64* here) {
@@ -74,7 +75,8 @@ TRTC_DEVICE void fetch_row(const void* array, int64 offset, char* slot, int at, 
 #endif
 }
 
-// Sends for the CTA's rows from `first_row` on, if there are any.
+// Issues the copies of the CTA's rows from `first_row` on; none past the last row. Commits a group in any case, so that
+// wait_async<AHEAD>() counts turns.
 TRTC_DEVICE void fetch(const Params& params, char* slot, int64 first_row, const Place& place, uint64* here) {
   if (first_row < params.rows) {
     const int64 row = first_row + place.row_in_cta;
@@ -99,7 +101,8 @@ TRTC_DEVICE void fetch(const Params& params, char* slot, int64 first_row, const 
   commit_async();
 }
 
-// Behind its columns a row that comes in bulk leaves what was there: zeros, from the beginning on.
+// A bulk copy writes no zeros behind a row's columns. This clears that part of every slot once; no copy touches it
+// later.
 template <class T>
 TRTC_DEVICE void clear_behind_row(char* slots, int at, const Place& place) {
   if constexpr (comes_in_bulk<T>) {
@@ -116,7 +119,8 @@ TRTC_DEVICE void clear_behind_row(char* slots, int at, const Place& place) {
   }
 }
 
-// What all threads did with shared memory comes before copies that are sent for from here on.
+// Orders all threads' accesses to shared memory before the copies that are issued next: bulk copies use another proxy,
+// and unaligned copies write what other threads read.
 TRTC_DEVICE void order_copies() {
 #if SENDS_BULK
   fence_bulk();
@@ -131,8 +135,8 @@ TRTC_DEVICE void order_copies() {
 #if HAS_STATISTICS && NEEDS_X
 #if STATISTICS_AHEAD
 
-// Sent for many turns before: each lane of those that share a row has a statistic of another turn. One that all lanes
-// loaded would be in a uniform register, for which the compiler waits at once.
+// Statistics are loaded many rows ahead: each lane of a row holds a statistic of a different row. If all lanes loaded
+// the same address, the compiler would use a uniform register and wait for it at once.
 #define LANES (THREADS < 32 ? THREADS : 32)
 #define TURNS (LANES / (CENTRED ? 2 : 1))
 static_assert(TURNS > 1, "there are lanes for several turns");
@@ -158,7 +162,7 @@ TRTC_DEVICE GivenStatistics begin_statistics(const Params& params, int thread, i
           0};
 }
 
-// Those of a turn's row, and 0 where there is none.
+// The statistics of a turn's row; 0 where there is none.
 TRTC_DEVICE void take_statistics(GivenStatistics& given, const Params& params, int thread, int64 row, int64 stride,
                                  float& mean, float& rstd) {
   if (given.turn == TURNS) {
@@ -174,15 +178,16 @@ TRTC_DEVICE void take_statistics(GivenStatistics& given, const Params& params, i
 
 #else
 
-// What a load gives. It is waited for here: a shuffle is an instruction, and a copy is none. Called by whole warps.
+// Waits for a load here: a shuffle needs its operand, whereas the compiler would delay a copy. All lanes of a warp call
+// it.
 TRTC_DEVICE float arrived(float loaded) { return shuffle_from(loaded, thread_index() % 32); }
 
-// Whether they are waited for before the next ones are sent for. Else whoever needs them later may wait for those, too,
-// if they share a barrier of the hardware, as they do here.
+// Whether the loads are waited for before the next ones are issued. Loads that share a hardware scoreboard complete
+// together, so a later use would wait for the next row's too.
 #define WAITS_FOR_STATISTICS (CENTRED && sizeof(Input) == 4 && CTAS_PER_ROW == 1)
 
-// Sent for one turn before: the compiler waits for them behind that turn's barrier. The first CTA of those with
-// neighbouring rows waits longest: none gets ahead, and where memory is what they wait for, all end together.
+// Statistics are loaded one row ahead: the compiler waits for them behind that row's barrier. This keeps CTAs with
+// neighbouring rows in step, so that all end together.
 struct GivenStatistics {
   float next_mean, next_rstd;
 };

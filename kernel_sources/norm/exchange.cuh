@@ -1,4 +1,5 @@
-// How the CTAs that share a row exchange VALUES floats each, through BUFFERS buffers in turn.
+// How the CTAs that share a row exchange VALUES floats each, through BUFFERS buffers in turn. Without CLUSTER and GRID,
+// send() and receive() do nothing.
 #pragma once
 
 #include "norm/partition.cuh"
@@ -7,8 +8,8 @@ namespace trtc {
 
 struct RowExchange {
   int rank;          // of this CTA among those of its rows
-  uint32 sent;       // times
-  uint32 received;   //
+  uint32 sent;       // sends so far
+  uint32 received;   // receives so far
   float* buffers;    // [BUFFERS][VALUES][CTAS_PER_ROW]
   uint64* barriers;  // of a cluster, for each buffer
   uint32* arrived;   // of a grid, for each buffer

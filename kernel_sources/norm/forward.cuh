@@ -5,13 +5,12 @@
 // where mean is 0 for RMSNorm (CENTRED is 0). A residual is added to x, and the sum is stored and normalized
 // (ADDED_BEFORE), or it is added to y (ADDED_AFTER).
 //
-// norm/partition.cuh has the row partition.
-//
-// A program (transformer_rtc/ops/norm/kernels.py) defines, before it includes a kernel, what is in upper case here and
-// not defined here: types, numbers, and macros that are 0 or 1. Types: Input is x's, Held that of what is normalized.
+// norm/partition.cuh has the row partition, and what a program defines. Input is x's type. Held is the type of what is
+// normalized: x, or its sum with the residual.
 #pragma once
 
-// What the CTAs of a row exchange.
+// VALUES: floats that CTAs exchange for a pass: {shift, deviations, squares} of LayerNorm, {squares} of RMSNorm, for
+// each row. BUFFERS: 1 if a CTA exchanges once; 2 in alternation; 4 if a receive comes one row late (row_reduce.cuh).
 #define VALUES (ROWS_PER_PASS * (CENTRED ? 3 : 1))
 #define BUFFERS (STAGES > 0 ? 2 + 2 * LAG : REPEATS || ROW_SCALED ? 2 : 1)
 
@@ -49,8 +48,8 @@ TRTC_DEVICE void load_weight_and_bias(uint32 (&weight)[Count][words_of<Weight, V
   }
 }
 
-// Has whoever uses `word` wait for `other`, too, so that both are loaded together: else the compiler loads what is used
-// later only when it is used, to need fewer registers. No bit changes: there are fewer rows than 2^48.
+// Makes whoever uses `word` wait for `other` too. Otherwise the compiler delays the load of `other` until its use.
+// rows >> 48 is 0, which the compiler cannot know, so no bit changes.
 TRTC_DEVICE void await_beside(uint32& word, uint32 other, const Params& params) {
   word |= other & static_cast<uint32>(params.rows >> 48);
 }
@@ -192,9 +191,8 @@ TRTC_DEVICE float scale_of_row(const Params& params, int64 row, float amax, bool
 }
 #endif
 
-// The largest magnitude of all threads, where it is asked for: the maximum of what it was and of theirs. By whole CTAs,
-// at their end. An access of each warp that changes it takes longer than rows take to stream: one of each CTA reads it,
-// and few are larger.
+// Raises params.amax to the largest |y| of this CTA. Called by all threads, at the end. Only one thread of a CTA
+// touches it, and reads it first, since an atomic from every warp costs more time than the rows.
 TRTC_DEVICE void store_amax(const Params& params, float amax) {
 #if HAS_AMAX
   constexpr int warps = THREADS * ROWS_PER_CTA / 32;

@@ -1,25 +1,26 @@
-// Forward of RMSNorm and LayerNorm, persistent: a group of CTAs takes many rows in turn. norm/forward.cuh has the
-// formula and the row partition. Rows come through a ring of STAGES slots in shared memory, so that the next ones are
-// on their way while one is worked on: each thread copies its own vectors, or one thread sends for a whole row (BULK).
+// Forward of RMSNorm and LayerNorm, persistent: a group of CTAs works on one row after another. norm/forward.cuh has
+// the formula; norm/partition.cuh has the row partition and what a program defines. Rows come through a ring of STAGES
+// slots in shared memory, so that the next ones are in flight while one is worked on: each thread copies its own
+// vectors, or one thread issues the copy of a whole row (BULK).
 //
 // CTAs that share a row exchange their sums while they finish the row before (LAG), so that nobody waits for them: a
 // turn reads one row and stores y of the row that was read LAG turns before.
 //
-// Of rows that are no whole aligned vectors, only those that begin between two words of 4 bytes are not ahead: they are
-// copied at once.
+// Rows that are not whole aligned vectors (UNALIGNED) are copied by words (norm/partition.cuh). One that begins between
+// two words is copied when its loads would be issued: it is not in flight.
 #pragma once
 
 #include "norm/forward.cuh"
 #include "norm/staged.cuh"
 
-// Whether one thread sends for a row: a device of sm_90 can.
+// Whether one thread issues the copy of a row: a device of sm_90 can.
 #define SENDS_BULK (BULK && !UNALIGNED && TRTC_ARCHITECTURE >= 90)
 
 namespace trtc {
 
 #define ELEMENTS (VECTORS * VEC_SIZE)  // of a thread
 #define BYTES_OF_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
-#define AHEAD (STAGES - 1 - LAG)  // rows that are on their way
+#define AHEAD (STAGES - 1 - LAG)  // rows in flight
 // A row stays in registers until y is stored, or is read from its slot again.
 #define KEEPS_ROW (LAG == 0 && ELEMENTS <= 32)
 // LayerNorm in one pass (norm/forward_shared.cu says how): not of floats, which have instructions to spare.
@@ -31,7 +32,8 @@ namespace trtc {
 // Whether the weight and bias stay in registers.
 #define KEEPS_COLUMNS (ELEMENTS <= 16 || ELEMENTS * BYTES_OF_COLUMN <= 64)
 
-// Copies a CTA's columns of a row to a slot, or sends for them; behind the row are zeros, or what bulk copies leave.
+// Issues the copies of a CTA's columns of a row to a slot. Behind the row are zeros, except after a bulk copy
+// (clear_behind()).
 template <class T>
 TRTC_DEVICE void fetch_row(T* slot, const T* from, int columns, int thread, uint64* barrier) {
 #if SENDS_BULK
@@ -88,7 +90,7 @@ TRTC_DEVICE void clear_behind(T* slot, int columns, int thread) {
 }
 #endif
 
-// What all threads did with shared memory comes before copies that are sent for from here on.
+// Orders all threads' accesses to shared memory before the bulk copies that are issued next, which use another proxy.
 TRTC_DEVICE void order_copies() {
 #if SENDS_BULK
   fence_bulk();
@@ -105,7 +107,8 @@ TRTC_DEVICE Residual* residual_in(char* slots, int slot, int row_in_cta) {
 }
 
 TRTC_DEVICE void norm_forward_persistent(const Params& params) {
-  // Rows that follow each other use shared memory in turn.
+  // Reductions alternate between two buffers: a warp may still read one row's values while another writes the next
+  // row's.
   constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
   constexpr int sums_of_row = ONE_PASS ? 2 : 1;
   TRTC_SHARED(float, first_shifts, 2);

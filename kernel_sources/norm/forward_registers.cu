@@ -1,8 +1,15 @@
-// Forward of RMSNorm and LayerNorm, rows in registers: norm/forward.cuh has the formula and the row partition. Each
-// thread holds VECTORS vectors of its row, from which the statistics are found and y is made. A row of several chunks
-// (CHUNKS) is read again for each of both.
+// Forward of RMSNorm and LayerNorm, rows in registers. norm/forward.cuh has the formula; norm/partition.cuh has the row
+// partition and what a program defines. For each row:
 //
-// LayerNorm finds the mean first, and then sums deviations from it. CTAs that share a row exchange their sums.
+//   1. Each thread loads its vectors, and adds the residual to them (ADDED_BEFORE).
+//   2. RMSNorm sums squares. LayerNorm sums elements, takes the mean of the CTA's slice as `shift`, and then sums the
+//      deviations from it and their squares.
+//   3. CTAs that share the row exchange these sums. Every thread finds mean and rstd.
+//   4. Each thread computes and stores y. If each row has a scale (ROW_SCALED), a pass before that finds the largest
+//      |y|.
+//
+// A slice of several chunks (CHUNKS > 1) does not fit in registers: every pass over it reads global memory again. Rows
+// that are not whole aligned vectors (UNALIGNED) travel through a shared-memory stage.
 #pragma once
 
 #include "norm/forward.cuh"
@@ -14,23 +21,26 @@ namespace trtc {
 #define HAS_COLUMNS (HAS_WEIGHT || HAS_BIAS)    // columns: the weight's and bias's elements
 #define BYTES_OF_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
 #define BYTES_OF_COLUMNS (VECTORS * VEC_SIZE * BYTES_OF_COLUMN)  // of a thread
-// Whether the weight and bias are loaded beside the row, so that their latency is hidden behind its. More fits into the
-// registers only where y is kept there anyway. Else LayerNorm loads them before the threads' last exchanges, or each
-// vector is loaded before it is used, behind the store of the last.
+// LOADS_EARLY: the weight and bias are loaded beside the row, whose latency hides theirs. LOADS_LATE: LayerNorm loads
+// them around its last reduction, since earlier they need too many registers. Otherwise each vector is loaded just
+// before its use. HAS_ROOM: the registers hold a thread's part of both.
 #define HAS_ROOM (THREADS <= 256 && BYTES_OF_COLUMNS <= 128 && !ADDED_BEFORE && !ADDED_AFTER)
 #define LOADS_EARLY (HAS_COLUMNS && ONE_CHUNK && (BYTES_OF_COLUMNS <= 64 || (HAS_ROOM && !CENTRED)))
 #define LOADS_LATE (HAS_COLUMNS && ONE_CHUNK && HAS_ROOM && !LOADS_EARLY)
-// Whether the sum of the row waits for them, too. A long row does not: it has few CTAs beside it, which would wait.
+// Whether the first use of the row also waits for the weight and bias (await_beside()). A long row does not: too few
+// CTAs are resident to hide that wait.
 #define AWAITS_BOTH (!ADDED_BEFORE && !ADDED_AFTER && (ROW_SCALED || HIDDEN * sizeof(Held) < 8192))
 // LayerNorm uses a row three times: it stays in registers as floats, but not beside so much of the weight and bias.
 #define KEEPS_FLOATS (CENTRED && ONE_CHUNK && !LOADS_LATE)
-// A row of 16 bits is unpacked anew behind the exchange, which takes fewer registers meanwhile. Not a row of one warp,
-// of which a multiprocessor has 32 at most, nor one of few elements.
+// A 16-bit row stays packed during the last reduction and exchange and is unpacked again behind them: it takes half the
+// registers. Rows of one warp gain nothing, as a multiprocessor holds 32 CTAs at most; nor do rows with few elements a
+// thread.
 #define UNPACKS_ANEW (CENTRED && LOADS_LATE && sizeof(Held) < 4 && THREADS > 32 && VECTORS * VEC_SIZE >= 32)
 // Whether y stays in registers until the scale of its row is known; else it is computed twice.
 #define KEEPS_Y (ROW_SCALED && ONE_CHUNK)
 
-// Vector k of a thread, from the chunk at `from` on, of which `columns` are there.
+// Loads vector k of a thread from the chunk that begins at `from`. `columns` columns are left from there on; a vector
+// behind them becomes zeros.
 template <class T>
 TRTC_DEVICE void load_of_chunk(uint32 (&word)[words_of<T, VEC_SIZE>], const T* from, int k, int thread, int columns) {
   const int column = (k * THREADS + thread) * VEC_SIZE;
@@ -92,7 +102,8 @@ TRTC_DEVICE void add_chunk(uint32 (&sum)[VECTORS][words_of<Held, VEC_SIZE>], con
 }
 #endif
 
-// A vector of x less the mean's high part: from what is held of it, or of its deviation from the CTA's shift.
+// x - mean_hi of one vector. `x` holds its deviations from the CTA's shift already if floats stay in registers
+// (KEEPS_FLOATS); else it is unpacked again.
 TRTC_DEVICE void subtract_mean(float (&x)[VEC_SIZE], const uint32 (&held)[words_of<Held, VEC_SIZE>], float shift,
                                float mean) {
   if (!KEEPS_FLOATS) unpack<Held>(x, held);
@@ -104,7 +115,8 @@ TRTC_DEVICE void subtract_mean(float (&x)[VEC_SIZE], const uint32 (&held)[words_
 }
 
 TRTC_DEVICE void norm_forward_registers(const Params& params) {
-  // Rows that follow each other use shared memory in turn.
+  // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
+  // another writes the next row's.
   constexpr int turns = REPEATS ? 2 : 1;
   constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
   TRTC_SHARED(float, warp_sums, turns* of_one);
@@ -114,14 +126,16 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
 #if ROW_SCALED
   TRTC_SHARED(float, warp_maxima, turns* of_one);
 #endif
-  TRTC_DYNAMIC_SHARED(char, stage);  // of rows that are not aligned
+  TRTC_DYNAMIC_SHARED(char, stage);  // empty unless UNALIGNED
+  // Whether reduce_row() folds: fewer instructions, but a longer chain, which a persistent kernel has too few rows to
+  // hide.
   constexpr bool folds = !REPEATS;
 
   const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
   const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
   const int rank = static_cast<int>(cta_index() % CTAS_PER_ROW);
   const int first_column = rank * SLICE;
-  const int most_columns = min(HIDDEN - first_column, SLICE);
+  const int most_columns = min(HIDDEN - first_column, SLICE);  // 0 or less where the row ends before this slice
   const int64 stride = ctas_in_grid() / CTAS_PER_ROW * ROWS_PER_CTA;
 
   RowExchange exchange = begin_exchange(params, rank);
@@ -135,7 +149,8 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
   int64 first_row = cta_index() / CTAS_PER_ROW * ROWS_PER_CTA;
   do {
     const int64 row = first_row + row_in_cta;
-    // A row behind the last one takes part in every barrier with no columns. Of one row for each CTA there is none.
+    // If a CTA has several rows, some may be past the last row: their threads reach every barrier, with 0 columns. A
+    // CTA of one row always has a real one.
     const bool exists = ROWS_PER_CTA == 1 || row < params.rows;
     const int columns = exists ? most_columns : 0;
     const bool stores_of_row = thread == 0 && rank == 0 && exists;
@@ -231,7 +246,7 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
         for (int i = 0; i < words_of<Held, VEC_SIZE>; ++i) forget_uses(held[k][i]);
       }
     }
-    // The bias behind it: both together leave too few registers.
+    // The bias is loaded only after the reduction: with the weight, it leaves too few registers before.
     if (LOADS_LATE) load_weight(weight, weight_row, thread, columns);
     reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(deviations, warp_deviations + turn * 2 * of_one);
     if (LOADS_LATE) load_bias(bias, bias_row, thread, columns);

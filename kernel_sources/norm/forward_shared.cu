@@ -1,12 +1,15 @@
-// Forward of RMSNorm and LayerNorm, rows in shared memory: norm/forward.cuh has the formula and the row partition. A
-// row is brought by asynchronous copies, each thread its own vectors, and read there each time that it is used:
-// registers are better spent on more rows in flight.
+// Forward of RMSNorm and LayerNorm, rows in shared memory. norm/forward.cuh has the formula; norm/partition.cuh has the
+// row partition and what a program defines. A row is brought by asynchronous copies, each thread its own vectors, and
+// read there each time that it is used: registers are better spent on more rows in flight.
 //
 // The same threads work on ROWS_PER_PASS rows at a time: what is loaded of the weight and bias serves all of them, and
-// so does every barrier. Behind the last row they are that row again, which gets the same bits twice.
+// so does every barrier. A pass that would go past the last row works on the last row again and stores the same bits
+// twice.
 //
 // LayerNorm sums deviations and their squares in one pass over a row (ONE_PASS), about a shift that is known before the
 // mean: the mean of a few of its elements. Only if that is far from the mean, deviations are summed again.
+//
+// norm/staged.cuh has copy_row(), load_held(), shift_from() and is_far().
 #pragma once
 
 #include "norm/forward.cuh"
@@ -14,25 +17,28 @@
 
 namespace trtc {
 
-#define R ROWS_PER_PASS
+#define R ROWS_PER_PASS                       // in index arithmetic
 #define OF_ROW (CENTRED ? 3 : 1)              // floats that CTAs exchange of a row
 #define HAS_COLUMNS (HAS_WEIGHT || HAS_BIAS)  // columns: the weight's and bias's elements
 #define BYTES_OF_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
-// Not of rows that share a CTA, which would not all be far; of fewer elements in a vector, one part in 20 or more is.
+// Not if rows share a CTA: the second pass has a barrier, and the rows would not all take it. Not for VEC_SIZE < 4: a
+// shift from so few elements is far from the mean too often (is_far() in norm/staged.cuh).
 #define ONE_PASS (CENTRED && ROWS_PER_CTA == 1 && VEC_SIZE >= 4)
 // Where a row has a scale: whether y stays in registers until that is known; other kernels would spill.
 #define KEEPS_Y (ROW_SCALED && THREADS <= 512 && VEC_SIZE > 1 && VEC_SIZE * BYTES_OF_COLUMN <= 32)
-// Vectors of the weight and bias that are on their way while others are used, the first ones while sums are exchanged:
-// that hides the L2 cache's latency. Larger CTAs have no registers for them, and where each serves several rows, half
-// of them last as long. LOADS_EARLY: before the sums, which hide it then; two rows' sums need the registers.
+// LOADS_AHEAD: IN_FLIGHT vectors of the weight and bias are loaded before they are used, the first ones while sums are
+// exchanged, which hides the L2 latency. Not if y is computed twice. LOADS_EARLY: the weight is loaded before the sums
+// are taken; with two rows a pass, the sums need these registers.
 #define LOADS_AHEAD (HAS_COLUMNS && KEEPS_Y == ROW_SCALED)
 #define LOADS_EARLY (LOADS_AHEAD && ONE_PASS && R == 1 && EXACT)
+// All of a thread's vectors if a CTA is small (kernels.py: COLUMNS_AHEAD), half of 8, else 2 if there are so many.
+#define IN_FLIGHT (COLUMNS_AHEAD ? VECTORS : VECTORS == 8 && !REPEATS ? 4 : VECTORS > 1 && THREADS < 1024 ? 2 : 1)
 // Where registers are short.
 #define COMPUTES_ADDRESSES_ANEW (CENTRED && !ROW_SCALED)
-#define IN_FLIGHT (COLUMNS_AHEAD ? VECTORS : VECTORS == 8 && !REPEATS ? 4 : VECTORS > 1 && THREADS < 1024 ? 2 : 1)
 
 TRTC_DEVICE void norm_forward_shared(const Params& params) {
-  // Rows that follow each other use shared memory in turn.
+  // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
+  // another writes the next row's.
   constexpr int turns = REPEATS ? 2 : 1;
   constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
   constexpr int sums_of_row = ONE_PASS ? 2 : 1;
@@ -45,13 +51,15 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
   TRTC_SHARED(float, warp_maxima, turns * R * of_one);
 #endif
   TRTC_DYNAMIC_SHARED(char, stage);
+  // Whether reduce_row() folds: fewer instructions, but a longer chain, which a persistent kernel has too few rows to
+  // hide.
   constexpr bool folds = !REPEATS;
 
   const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
   const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
   const int rank = static_cast<int>(cta_index() % CTAS_PER_ROW);
   const int first_column = rank * SLICE;
-  const int most_columns = min(HIDDEN - first_column, SLICE);
+  const int most_columns = min(HIDDEN - first_column, SLICE);  // 0 or less where the row ends before this slice
   const int64 stride = ctas_in_grid() / CTAS_PER_ROW * (ROWS_PER_CTA * R);
 
   // Of each row: what lies in shared memory.
@@ -88,7 +96,8 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
     Held* sum_out[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) row[r] = R == 1 ? first_row + row_in_cta : min(first_row + r, params.rows - 1);
-    // A row behind the last one takes part in every barrier with no columns. Of one row for each CTA there is none.
+    // If a CTA has several rows, some may be past the last row: their threads reach every barrier, with 0 columns. A
+    // CTA of one row always has a real one.
     const bool exists = ROWS_PER_CTA == 1 || row[0] < params.rows;
     const int columns = exists ? most_columns : 0;
     const bool stores_of_row = thread == 0 && rank == 0 && exists;
@@ -132,7 +141,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
         if (thread == 0) shift[r] = shift_from<Held>(first, columns);
       }
     }
-    // Not before the rows have come, which wait for them otherwise.
+    // The weight is loaded after the rows have arrived: before, the rows would wait for it.
     uint32 weight[IN_FLIGHT][words_of<Weight, VEC_SIZE>];
     uint32 bias[IN_FLIGHT][words_of<Bias, VEC_SIZE>];
     if (LOADS_EARLY) load_weight(weight, weight_row, thread, columns);
@@ -220,7 +229,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
         if (again[r]) found[r * OF_ROW + 1] = deviations[r * 2];
         if (again[r]) found[r * OF_ROW + 2] = deviations[r * 2 + 1];
       }
-      // So that they need no registers here.
+      // Loading the weight again frees its registers during this rare pass.
       if (ONE_PASS && LOADS_AHEAD) {
         load_weight(weight, weight_row, thread, columns);
         if (!LOADS_EARLY) load_bias(bias, bias_row, thread, columns);
@@ -232,7 +241,8 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
 #pragma unroll
     for (int r = 0; r < R; ++r) found[r] = sums[r];
 #endif
-    if (LOADS_EARLY) load_bias(bias, bias_row, thread, columns);  // both together leave too few registers before
+    // The bias is loaded only after the reductions: with the weight, it leaves too few registers before.
+    if (LOADS_EARLY) load_bias(bias, bias_row, thread, columns);
     send(exchange, found);
     receive(exchange, found);
     Statistics statistics[R];
@@ -258,8 +268,8 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
         const int column = (k * THREADS + own) * VEC_SIZE;
         uint32 own_weight[words_of<Weight, VEC_SIZE>], own_bias[words_of<Bias, VEC_SIZE>];
         if (computes && LOADS_AHEAD) {
-          copy_words(own_weight, weight[k % IN_FLIGHT]);
-          copy_words(own_bias, bias[k % IN_FLIGHT]);
+          if (HAS_WEIGHT) copy_words(own_weight, weight[k % IN_FLIGHT]);
+          if (HAS_BIAS) copy_words(own_bias, bias[k % IN_FLIGHT]);
           if (k + IN_FLIGHT < VECTORS) {
             if (HAS_WEIGHT) load_columns(weight[k % IN_FLIGHT], weight_row, k + IN_FLIGHT, thread, columns);
             if (HAS_BIAS) load_columns(bias[k % IN_FLIGHT], bias_row, k + IN_FLIGHT, thread, columns);

@@ -10,8 +10,8 @@ TRTC_DEVICE int64 partial_offset(int64 row, int gradient, int gradients, int64 h
   return (row * gradients + gradient) * ((hidden + 7) / 8 * 8);
 }
 
-// How many rows of them a group of CTAs leaves that holds `rows` rows together: one for each head where it has all of
-// them as often, and else one for each row.
+// How many rows of partial sums a group of CTAs stores. `rows`: the rows that a CTA holds at once. If that is a
+// multiple of the heads, rows of one head are added up: one for each head. Otherwise one for each row.
 TRTC_DEVICE int partial_rows(int rows, uint32 heads) {
   return rows % static_cast<int>(heads) == 0 ? static_cast<int>(heads) : rows;
 }

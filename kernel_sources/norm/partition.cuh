@@ -1,12 +1,32 @@
 // How the norms' kernels partition a row, and how its columns travel.
 //
-// CTAS_PER_ROW CTAs have SLICE columns each, the last one the rest. A CTA holds CHUNK columns of ROWS_PER_CTA rows at a
-// time. Of a row's THREADS threads there, thread t has the columns
-// [(k * THREADS + t) * VEC_SIZE, ... + VEC_SIZE) of a chunk for k = 0, 1, ... VECTORS - 1. The configuration alone
-// fixes the order of a sum.
+// CTAS_PER_ROW CTAs share a row. Each has a slice of SLICE columns; the last CTAs may have fewer, or none. A CTA holds
+// CHUNK columns of ROWS_PER_CTA rows at a time. Of a row's THREADS threads there, thread t has the columns
+// [(k * THREADS + t) * VEC_SIZE, ... + VEC_SIZE) of a chunk for k = 0, 1, ... VECTORS - 1. The configuration
+// alone fixes the order of a sum.
 //
-// A program (transformer_rtc/ops/norm/kernels.py) defines, before it includes a kernel, what is in upper case here and
-// not defined here: types, numbers, and macros that are 0 or 1.
+// A program is text that transformer_rtc/ops/norm/kernels.py writes. It defines the element types, struct Params, and
+// every upper-case name that no file here defines, and then includes one kernel file. Flags are macros, 0 or 1.
+// Numbers are enumerators: `#if` would read them as 0, so only C++ may test them. LayerNorm of bfloat16, 4096 columns,
+// shortened:
+//
+//   #include "types.cuh"
+//   #define CENTRED 1     // LayerNorm; 0: RMSNorm
+//   #define HAS_WEIGHT 1  // likewise HAS_BIAS, HAS_MEAN, ADDED_BEFORE, REPEATS, UNALIGNED, CLUSTER, GRID ...
+//   #define SQUARES_SCALE 0x1p-7f
+//   namespace trtc {
+//   using Input = bfloat16;  // likewise Residual, Held, Weight, Bias, Output
+//   enum : int {
+//     HIDDEN = 4096, THREADS = 128, ROWS_PER_CTA = 1, VEC_SIZE = 8, VECTORS = 4,
+//     CTAS_PER_ROW = 1, CHUNKS = 1, STAGES = 0, LAG = 0, ROWS_PER_PASS = 1,
+//   };
+//   }
+//   struct Params { ... };  // pointers, strides, rows, eps ...
+//   #include "norm/forward_registers.cu"
+//   extern "C" __global__ __launch_bounds__(128) void NAME(const __grid_constant__ Params params) {
+//     trtc::wait_for_last_launch();
+//     trtc::norm_forward_registers(params);
+//   }
 #pragma once
 
 #include "row_reduce.cuh"
@@ -17,8 +37,8 @@ namespace trtc {
 // ---- Row partition --------------------------------------------------------------------------------------------------
 
 #define CHUNK (THREADS * VECTORS * VEC_SIZE)
-// About as many columns for each CTA, or all would wait for those that have more. Whole lines of 128 bytes, or two,
-// where these divide a row and the CTAs hold them: bulk copies are faster then.
+// Slices are about equal, since all CTAs of a row wait for the longest. They are multiples of 64 elements, whole
+// 128-byte lines for 2-byte types, where HIDDEN is one and the CTAs hold them: bulk copies are faster then.
 #define LINE 64
 #define SLICE_IN_LINES ((HIDDEN - 1) / (LINE * CTAS_PER_ROW) * LINE + LINE)
 #define SLICE_IN_VECTORS ((HIDDEN - 1) / (VEC_SIZE * CTAS_PER_ROW) * VEC_SIZE + VEC_SIZE)
@@ -29,7 +49,7 @@ static_assert(UNALIGNED || HIDDEN % VEC_SIZE == 0, "rows are whole vectors");
 // Every vector of every thread lies in the row.
 #define EXACT (ROWS_PER_CTA == 1 && static_cast<int64>(CHUNKS) * CHUNK * CTAS_PER_ROW == HIDDEN)
 
-// Whether vector k of every thread lies in the row: nothing has to be tested then.
+// Whether vector k lies in the row for every thread of every CTA. Then the compiler drops the bounds test.
 constexpr TRTC_DEVICE bool is_filled(int k) {
   const int64 least = HIDDEN - static_cast<int64>(CTAS_PER_ROW - 1) * SLICE;  // columns of the last CTA
   return EXACT || (CHUNKS == 1 && ROWS_PER_CTA == 1 && (k + 1) * THREADS * VEC_SIZE <= least);
@@ -80,7 +100,7 @@ TRTC_DEVICE int anew(int thread) {
 
 // ---- Vectors --------------------------------------------------------------------------------------------------------
 
-// Vector k of a CTA's columns of the weight or bias, from the chunk at `from` on, of which `columns` are there.
+// Loads vector k of the weight or bias. `columns` columns are left from `from` on; what is behind them becomes 0.
 template <class T>
 TRTC_DEVICE void load_columns(uint32 (&word)[words_of<T, VEC_SIZE>], const T* from, int k, int thread, int columns) {
   const int column = (k * THREADS + thread) * VEC_SIZE;
@@ -105,7 +125,7 @@ TRTC_DEVICE bool is_whole_words(const T* row) {
   return sizeof(T) == 4 || reinterpret_cast<uint64>(row) % 4 == 0;
 }
 
-// Behind the row are zeros. A barrier goes before, and wait_async() and a barrier behind.
+// Columns behind the row become 0. The caller has a barrier before, and wait_async() and a barrier after.
 template <class T>
 TRTC_DEVICE void copy_to_stage(T* stage, const T* from, int columns, int thread) {
   if (is_whole_words(from)) {

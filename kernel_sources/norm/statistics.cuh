@@ -5,10 +5,9 @@
 
 namespace trtc {
 
-// Sums are by vector, by chunk and by row: no chain of additions grows long enough to lose an ulp. A thread's sums of
-// squares are scaled by a power of two, which changes no bit, so that those of a long row of numbers up to 1e18 do not
-// overflow. That is up to 32 / HIDDEN: 32 squares of deviations from a shift, up to 2e18, and the square of as large a
-// shift, are a float, and by a smaller one a thread's sum of squares of small numbers would be a subnormal.
+// Sums are taken by vector, chunk and row, so that no chain of additions loses an ulp. Sums of squares are multiplied
+// by SQUARES_SCALE, a power of two of at most 32 / HIDDEN: it is exact, and squares of numbers up to 1e18 do not
+// overflow. A smaller scale would make sums of small numbers subnormal.
 
 #define MEAN_OF_SQUARES (1.0f / HIDDEN / SQUARES_SCALE)
 
@@ -58,9 +57,9 @@ TRTC_DEVICE void find_rstd(Statistics& row, float squares, float eps) {
 // The mean of a row, and its scaled sum of squares about that, which is returned, from what each CTA found about a
 // shift of its own, near its mean: the shift, the sum of deviations and the scaled sum of their squares (Chan, Golub
 // and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979). Lane i of a group of
-// CTAS_PER_ROW has those of CTA i. Nothing is divided: that calls a function, around which registers are spilled.
-// Less than 2^-18 of what it is the difference of is rounding: then there is no variance, as in a row of equal
-// elements, and the mean is the nearest float, which is that element.
+// CTAS_PER_ROW has those of CTA i. No division: it is a call, around which registers spill. If the squares about the
+// mean are below 2^-18 of those they are the difference of, they are rounding errors: the variance becomes 0 and the
+// mean the nearest float, as for a row of equal elements.
 TRTC_DEVICE float combine_moments(Statistics& row, float shift, float deviations, float squares, int rank) {
   const float columns = columns_of_cta(rank);
   const float own = deviations * reciprocal_columns_of_cta(rank);

@@ -62,7 +62,8 @@ TRTC_DEVICE void load_row(uint32 (&y_word)[VECTORS][words_of<Input, VEC_SIZE>],
 }
 
 TRTC_DEVICE void softmax_backward(const Params& params) {
-  // Rows that follow each other use shared memory in turn.
+  // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
+  // another writes the next row's.
   constexpr int turns = REPEATS ? 2 : 1;
   constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
   TRTC_SHARED(float, warp_sums, turns* of_one);
@@ -93,7 +94,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
 #endif
   do {
     const int64 row = first_row + row_in_cta;
-    // A row behind the last one takes part in every barrier with no columns. Of one row for each CTA there is none.
+    // If a CTA has several rows, some may be past the last row: their threads reach every barrier, with 0 columns. A
+    // CTA of one row always has a real one.
     const bool exists = ROWS_PER_CTA == 1 || row < params.rows;
     const int left_of_row = (exists ? slice_columns : 0) - thread * VEC_SIZE;
     const Range range_of_thread = range_of_row(params, row).from(own);

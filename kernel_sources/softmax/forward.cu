@@ -15,7 +15,7 @@ enum : int {
   CHUNK = VECTORS * STRIDE,
 };
 
-// The scale goes into an exponential's multiply-add.
+// Whether scores stay unscaled, and `factor` is applied in the exponential.
 enum : bool { SCALES_LATE = NARROW && !MASK_IS_ADDED };
 
 #if HAS_MASK && !MASK_IS_ADDED
@@ -67,7 +67,8 @@ TRTC_DEVICE void load_scores(float (&v)[VECTORS][VEC_SIZE], const Params& params
 }
 
 #if CAUSAL || HAS_MASK
-// Of a row that is NaN, y is NaN, but for what is excluded, and -infinity beside it. Rare: the text is there once.
+// Stores a row whose sum is NaN: NaN, but 0 (or -infinity of a logarithm) for elements that are excluded or -infinity.
+// A loop that is not unrolled, since it is rare.
 TRTC_DEVICE void store_nan(Output* out, const Input* x, const Mask* mask, int left, const Range& range, float nan) {
 #pragma unroll 1
   for (int slot = 0; slot < VECTORS * VEC_SIZE; ++slot) {
@@ -99,7 +100,8 @@ TRTC_DEVICE void store_nan(Output* out, const Input* x, const Mask* mask, int le
 #endif
 
 TRTC_DEVICE void softmax_forward(const Params& params) {
-  // Rows and chunks that follow each other use shared memory in turn.
+  // Reductions of several rows or chunks alternate between two buffers: a warp may still read one row's or chunk's
+  // values while another writes the next one's.
   constexpr int turns = REPEATS || CHUNKED ? 2 : 1;
   constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
   TRTC_SHARED(float, warp_largest, turns* of_one);
@@ -121,7 +123,8 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 #if HAS_MASK
     if (ROWS_PER_CTA == 1) row = row_of_masked_turn(params, row);
 #endif
-    // A row behind the last one takes part in every barrier with no columns. Of one row for each CTA there is none.
+    // If a CTA has several rows, some may be past the last row: their threads reach every barrier, with 0 columns. A
+    // CTA of one row always has a real one.
     const bool exists = ROWS_PER_CTA == 1 || row < params.rows;
     const int left_of_row = (exists ? slice_columns : 0) - thread * VEC_SIZE;
     const Range range_of_thread = range_of_row(params, row).from(own);

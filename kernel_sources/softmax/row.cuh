@@ -8,9 +8,24 @@
 // behind each. A sum is first by place in a vector, then over the places, the threads, and the CTAs: its order depends
 // on the columns alone.
 //
-// A program (transformer_rtc/ops/softmax/kernels.py) defines, before it includes a kernel, what is in upper case here
-// and not defined here: types, numbers, and macros that are 0 or 1. CLUSTER, GRID: how the CTAs of a row exchange
-// values. REPEATS: whether a CTA takes several rows in turn.
+// A program is text that transformer_rtc/ops/softmax/kernels.py writes. It defines the element types, struct Params,
+// and every upper-case name that no file here defines, and then includes one kernel file. Flags are macros, 0 or 1.
+// Numbers are enumerators, which `#if` would read as 0. CLUSTER, GRID: how the CTAs of a row exchange values. REPEATS:
+// whether a CTA works on several rows, one after another. EXCHANGED: floats that each CTA sends for a row, 2 of forward
+// and 1 of backward. COUNTS_ONES: y is float32; NARROW: it is not. Softmax of bfloat16, shortened:
+//
+//   #include "types.cuh"
+//   #define CAUSAL 0  // likewise LOGARITHM, HAS_MASK, HAS_SINK, CHUNKED, CLUSTER, GRID, REPEATS ...
+//   namespace trtc {
+//   using Input = bfloat16;  // likewise Output, Mask, Sink
+//   enum : int { THREADS = 128, ROWS_PER_CTA = 1, VEC_SIZE = 8, VECTORS = 4, CTAS_PER_ROW = 1, EXCHANGED = 2 };
+//   }
+//   struct Params { ... };  // pointers, strides, rows, columns, scale ...
+//   #include "softmax/forward.cu"
+//   extern "C" __global__ __launch_bounds__(128, 8) void NAME(const __grid_constant__ Params params) {
+//     trtc::wait_for_last_launch();
+//     trtc::softmax_forward(params);
+//   }
 #pragma once
 
 #include "row_reduce.cuh"

@@ -64,8 +64,7 @@ TRTC_DEVICE int64 mask_offset(const Params& params, int64 row) {
 }
 
 // The row that has a turn where there is a mask. Where all heads have one mask, their rows of a query follow each
-// other, so that the mask comes from memory once and not for each head (8 heads of 4096 x 4096 in bfloat16: 0.83 of the
-// copy's bandwidth before).
+// other, so that the mask comes from memory once and not for each head.
 template <class Params>
 TRTC_DEVICE int64 row_of_masked_turn(const Params& params, int64 turn) {
   if (params.mask_head_stride != 0 || params.matrix_heads <= 1) return turn;

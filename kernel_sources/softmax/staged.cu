@@ -1,10 +1,10 @@
 // Forward and backward of softmax for longer whole rows, which are in shared memory while the CTAs that share one work
-// on it: what is on its way depends on no register, and the loops over it have few instructions. softmax/forward.cu and
+// on it: loads in flight need no registers, and the loops over it have few instructions. softmax/forward.cu and
 // softmax/backward.cu have the formulas, and softmax/row.cuh the row partition.
 //
-// A launch may have fewer threads than THREADS, whole warps, by which that partition goes then. Vector i has the
-// columns from i * VEC_SIZE on of a CTA's slice. A thread copies its own vectors to shared memory, and no other one
-// sees them: so no barrier is needed, but for the sums.
+// THREADS is only the most: a launch may have fewer whole warps, and the partition uses threads_in_cta(). Vector i has
+// the columns from i * VEC_SIZE on of a CTA's slice. A thread copies its own vectors to shared memory, and no other
+// one sees them: so no barrier is needed, but for the sums.
 #pragma once
 
 #if BACKWARD
@@ -15,8 +15,8 @@
 
 namespace trtc {
 
-// The vectors of a slice that have columns which take part, from `first` to before `stop`; of these, a thread has `own`
-// and every threads_in_cta() further.
+// The vectors [first, stop) of a slice hold all columns that take part. A thread has vector `own`, and every
+// threads_in_cta()-th after it.
 struct Vectors {
   Range range;  // of columns
   int count;    // of all vectors of the slice
@@ -33,8 +33,8 @@ TRTC_DEVICE Vectors vectors_of_slice(int columns, const Range& range) {
   found.range = {max(range.begin, 0), min(range.end, columns)};
   found.first = found.range.begin / VEC_SIZE;
   found.stop = found.range.end > found.range.begin ? (found.range.end + VEC_SIZE - 1) / VEC_SIZE : 0;
-  // Whole turns of the threads are before it. No integers are divided: a half more is at least 1/32 away from every
-  // quotient that is a whole number, and the approximation, up to 2^22 vectors, less than that from the quotient.
+  // `own` skips whole rounds of the threads before `first`. An approximate reciprocal replaces the division: the added
+  // half keeps every quotient 1/32 away from an integer, more than the error up to 2^22 vectors.
   const float turns =
       (static_cast<float>(found.first / 32) + 0.5f) * approximate_reciprocal(static_cast<float>(threads_in_cta() / 32));
   found.own = thread + static_cast<int>(turns) * threads_in_cta();
@@ -99,11 +99,11 @@ TRTC_DEVICE float reduce_staged(float value, float* shared) {
 
 #if !BACKWARD
 
-// Whether scores are x, but for the scale, which goes into an exponential's multiply-add.
+// Whether scores stay unscaled, and `factor` is applied in the exponential.
 enum : bool { SCALES_LATE = NARROW && !MASK_IS_ADDED };
-// Terms take the place of x.
+// Terms of a float32 row replace x in shared memory, so that y needs no second exponential. -0 marks an excluded
+// element.
 enum : bool { KEEPS_TERMS = !NARROW && is_same<Input, float> && !MASK_IS_ADDED && !LOGARITHM };
-// The mark of what is excluded among these: -0.
 enum : uint32 { EXCLUDED = 0x80000000u };
 
 // A vector's scores, but for `factor`.
@@ -140,7 +140,7 @@ TRTC_DEVICE void apply_mask(uint32 (&x)[words_of<Input, VEC_SIZE>], const uint32
 }
 #endif
 
-// Elements become those of the other vector that are larger, or where they are NaN.
+// Elementwise maximum into `word`; NaN loses.
 TRTC_DEVICE void keep_larger(uint32 (&word)[words_of<Input, VEC_SIZE>],
                              const uint32 (&other)[words_of<Input, VEC_SIZE>]) {
 #pragma unroll
@@ -154,7 +154,9 @@ TRTC_DEVICE void keep_larger(uint32 (&word)[words_of<Input, VEC_SIZE>],
 }
 
 TRTC_DEVICE void softmax_forward(const Params& params) {
-  constexpr int turns = REPEATS ? 2 : 1;  // rows that follow each other use shared memory in turn
+  // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
+  // another writes the next row's.
+  constexpr int turns = REPEATS ? 2 : 1;
   constexpr int of_one = reduced_floats(THREADS, 1, 1);
   TRTC_SHARED(float, warp_largest, turns* of_one);
   TRTC_SHARED(float, warp_sums, turns*(COUNTS_ONES ? 2 : 1) * of_one);
@@ -344,7 +346,9 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 #else
 
 TRTC_DEVICE void softmax_backward(const Params& params) {
-  constexpr int turns = REPEATS ? 2 : 1;  // rows that follow each other use shared memory in turn
+  // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
+  // another writes the next row's.
+  constexpr int turns = REPEATS ? 2 : 1;
   constexpr int of_one = reduced_floats(THREADS, 1, 1);
   TRTC_SHARED(float, warp_sums, turns* of_one);
   TRTC_DYNAMIC_SHARED(char, shared);

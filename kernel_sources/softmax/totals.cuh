@@ -1,9 +1,8 @@
 // From the largest score of a row and its sum of exponentials to what makes y of a term: for the forward kernels of
 // whole rows.
 //
-// A term is 2^24 exp(v - m), so that those that are rounded to 0 as floats have all their digits. For a narrow y (not
-// float: COUNTS_ONES is 0), scores are yet to be multiplied by `factor`, which goes into the one fused multiply-add of
-// an exponential.
+// A term is 2^24 exp(v - m) (`large_one` in exponential.cuh): an exponential too small for a float keeps its digits. If
+// y is 8 or 16 bits (NARROW), v is not scaled yet: `factor` is part of the exponential's multiply-add.
 //
 // For y of floats (COUNTS_ONES), the terms of the largest score, which are 1, are counted apart: others that are added
 // to them are rounded to their ulp, a dozen times in a row that one element dominates.
