@@ -44,6 +44,8 @@
 
 namespace trtc {
 
+static_assert(CHUNKS == 1, "a CTA holds its whole slice");
+
 // ---- Partial sums ---------------------------------------------------------------------------------------------------
 
 #if GRADIENTS > 0

@@ -6,6 +6,8 @@
 
 namespace trtc {
 
+static_assert(CTAS_PER_ROW == 1 || (ROWS_PER_CTA == 1 && THREADS > 32), "buffers rely on the barrier of reduce_row()");
+
 struct RowExchange {
   int rank;          // of this CTA among those of its rows
   uint32 sent;       // sends so far

@@ -18,6 +18,8 @@
 
 namespace trtc {
 
+static_assert(CHUNKS == 1, "a CTA holds its whole slice");
+
 #define ELEMENTS (VECTORS * VEC_SIZE)  // of a thread
 #define BYTES_OF_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
 #define AHEAD (STAGES - 1 - LAG)  // rows in flight

@@ -17,6 +17,8 @@
 
 namespace trtc {
 
+static_assert(CHUNKS == 1, "a CTA holds its whole slice");
+
 #define R ROWS_PER_PASS                       // in index arithmetic
 #define OF_ROW (CENTRED ? 3 : 1)              // floats that CTAs exchange of a row
 #define HAS_COLUMNS (HAS_WEIGHT || HAS_BIAS)  // columns: the weight's and bias's elements
