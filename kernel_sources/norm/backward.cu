@@ -31,13 +31,13 @@
 // BUFFERS: row_reduce.cuh says why there are 4 if a receive comes one send late.
 #define VALUES (CENTRED ? (FINDS_STATISTICS ? 5 : 2) : (FINDS_STATISTICS ? 2 : 1))
 #define BUFFERS (2 + 2 * LAG)
-#define REPEATS 1
+#define PERSISTENT 1
 #define AHEAD (STAGES - 1 - LAG)
 // Whether dy * w and x' stay in registers until dx is computed. Otherwise they are read and computed again.
-#define KEEPS_PRODUCTS (HAS_DX && !FINDS_STATISTICS && LAG == 0 && VECTORS * VEC_SIZE <= 16)
+#define KEEPS_PRODUCTS (HAS_DX && !FINDS_STATISTICS && LAG == 0 && VECTORS_PER_THREAD * VEC_SIZE <= 16)
 #define GRADIENTS (HAS_DWEIGHT + HAS_DBIAS)
-#define NEXT (THREADS * VEC_SIZE)  // from a thread's vector to its next one, in elements
-#define SENDS_BULK (BULK && !UNALIGNED && TRTC_ARCHITECTURE >= 90)
+#define VECTOR_STRIDE (THREADS_PER_ROW * VEC_SIZE)  // from a thread's vector to its next one, in elements
+#define USES_BULK_COPY (BULK && !UNALIGNED && TRTC_ARCHITECTURE >= 90)
 
 #include "norm/backward_rows.cuh"
 #include "norm/exchange.cuh"
@@ -51,22 +51,22 @@ static_assert(CHUNKS == 1, "a CTA holds its whole slice");
 #if GRADIENTS > 0
 // Leaves a thread's sums over its rows for the second launch: each as it is, or added up over those rows that a CTA
 // holds together which have one weight.
-TRTC_DEVICE void store_partials(const Params& params, const float (&sums)[VECTORS][VEC_SIZE], int gradient,
-                                char* shared, const Place& place) {
-  int left = 1;  // rows of partial sums
+TRTC_DEVICE void store_partials(const Params& params, const float (&sums)[VECTORS_PER_THREAD][VEC_SIZE], int gradient,
+                                char* shared, const RowPartition& partition) {
+  int partials_of_cta = 1;  // rows of partial sums
 #if PER_HEAD
-  left = partial_rows(ROWS_PER_CTA, params.heads);
+  partials_of_cta = partial_rows(ROWS_PER_CTA, params.heads);
 #endif
-  const bool adds = left < ROWS_PER_CTA;
-  const int64 row = cta_index() / CTAS_PER_ROW * left + (adds ? 0 : place.row_in_cta);
+  const bool adds = partials_of_cta < ROWS_PER_CTA;
+  const int64 row = cta_index() / CTAS_PER_ROW * partials_of_cta + (adds ? 0 : partition.row_in_cta);
   float* const to = static_cast<float*>(params.partials) + partial_offset(row, gradient, GRADIENTS, HIDDEN);
   if (!adds) {
 #pragma unroll
-    for (int k = 0; k < VECTORS; ++k) {
+    for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
       uint32 word[VEC_SIZE];
       pack<float>(word, sums[k]);
-      const bool is_there = is_filled(k) || k * NEXT < place.most_columns - place.thread * VEC_SIZE;
-      store_vector<VEC_SIZE>(to + place.own_column + k * NEXT, word, is_there);
+      const bool is_there = is_filled(k) || k * VECTOR_STRIDE < partition.slice_columns - partition.thread * VEC_SIZE;
+      store_vector<VEC_SIZE>(to + partition.thread_column + k * VECTOR_STRIDE, word, is_there);
     }
   }
 #if SEVERAL_ROWS
@@ -74,20 +74,21 @@ TRTC_DEVICE void store_partials(const Params& params, const float (&sums)[VECTOR
     float* const staging = reinterpret_cast<float*>(shared);
     cta_barrier();  // what was in shared memory has been read
 #pragma unroll
-    for (int k = 0; k < VECTORS; ++k) {
+    for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
       uint32 word[VEC_SIZE];
       pack<float>(word, sums[k]);
-      store_vector<VEC_SIZE, Space::shared>(staging + place.row_in_cta * CHUNK + place.own_column + k * NEXT, word);
+      store_vector<VEC_SIZE, Space::shared>(
+          staging + partition.row_in_cta * CHUNK + partition.thread_column + k * VECTOR_STRIDE, word);
     }
     cta_barrier();
     constexpr int width = HIDDEN % 4 == 0 ? 4 : 1;
     // Once a launch: loops, whose text is there once.
 #pragma unroll 1
-    for (int at = thread_index() * width; at < left * HIDDEN; at += THREADS * ROWS_PER_CTA * width) {
+    for (int at = thread_index() * width; at < partials_of_cta * HIDDEN; at += THREADS_PER_ROW * ROWS_PER_CTA * width) {
       const int head = at / HIDDEN, column = at - head * HIDDEN;
       float sum[width] = {};
 #pragma unroll 1
-      for (int i = head; i < ROWS_PER_CTA; i += left) {
+      for (int i = head; i < ROWS_PER_CTA; i += partials_of_cta) {
         uint32 word[width];
         load_vector<width, Space::shared>(word, staging + i * CHUNK + column);
 #pragma unroll
@@ -109,7 +110,7 @@ TRTC_DEVICE void store_partials(const Params& params, const float (&sums)[VECTOR
 TRTC_DEVICE void load_vector_of_weight(float (&weight)[VEC_SIZE], const Params& params, const Weight* weight_row, int k,
                                        int thread, int columns) {
   uint32 word[words_of<Weight, VEC_SIZE>];
-  load_columns(word, weight_row, k, thread, columns);
+  load_affine_vector(word, weight_row, k, thread, columns);
 #pragma unroll
   for (int i = 0; i < VEC_SIZE; ++i) weight[i] = element<Weight>(word, i) + params.weight_offset;
 }
@@ -125,26 +126,26 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   TRTC_DYNAMIC_SHARED(char, slots);
   // For the reductions within a CTA. Those of the sums alternate between two buffers: a warp may still read one row's
   // sums while another writes the next row's.
-  constexpr int floats_of_sums = reduced_floats(THREADS, ROWS_PER_CTA, VALUES);
+  constexpr int floats_of_sums = reduced_floats(THREADS_PER_ROW, ROWS_PER_CTA, VALUES);
   TRTC_SHARED(float, warp_sums, 2 * floats_of_sums);
-  TRTC_SHARED(float, warp_totals, reduced_floats(THREADS, ROWS_PER_CTA, 1));
+  TRTC_SHARED(float, warp_totals, reduced_floats(THREADS_PER_ROW, ROWS_PER_CTA, 1));
 
-  Place place;
-  place.thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
-  place.row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
-  place.rank = static_cast<int>(cta_index() % CTAS_PER_ROW);
-  place.first_column = place.rank * SLICE;
-  place.own_column = place.first_column + place.thread * VEC_SIZE;
-  place.most_columns = min(HIDDEN - place.first_column, SLICE);
-  const int thread = place.thread;
+  RowPartition partition;
+  partition.thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS_PER_ROW;
+  partition.row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS_PER_ROW;
+  partition.rank = static_cast<int>(cta_index() % CTAS_PER_ROW);
+  partition.first_column = partition.rank * SLICE;
+  partition.thread_column = partition.first_column + partition.thread * VEC_SIZE;
+  partition.slice_columns = min(HIDDEN - partition.first_column, SLICE);
+  const int thread = partition.thread;
   const int64 stride = ctas_in_grid() / CTAS_PER_ROW * ROWS_PER_CTA;
   const int64 begin_row = cta_index() / CTAS_PER_ROW * ROWS_PER_CTA;
 
   RowExchange exchange;
-  if (REDUCES) exchange = begin_exchange(params, place.rank);
+  if (REDUCES) exchange = begin_exchange(params, partition.rank);
 
   uint64* barriers = nullptr;  // of the slots: each completes when its row is there
-#if SENDS_BULK
+#if USES_BULK_COPY
   TRTC_SHARED(uint64, slot_barriers, STAGES);
   barriers = slot_barriers;
   if (thread == 0) {
@@ -153,37 +154,37 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   }
   cta_barrier();
   if (!EXACT) {
-    clear_behind_row<Gradient>(slots, DY_AT, place);
-    if (NEEDS_X) clear_behind_row<Input>(slots, 0, place);
-    if (HAS_DRESIDUAL) clear_behind_row<Residual>(slots, DRESIDUAL_AT, place);
+    clear_behind_row<Gradient>(slots, DY_AT, partition);
+    if (NEEDS_X) clear_behind_row<Input>(slots, 0, partition);
+    if (HAS_DRESIDUAL) clear_behind_row<Residual>(slots, DRESIDUAL_AT, partition);
   }
 #endif
 #if HAS_WEIGHT
   // The weight is loaded as floats in the last turn that fills the ring: the wait for the first row hides it. A weight
   // too large for registers is loaded again for each row.
-  float weight[WEIGHT_HELD ? VECTORS : 1][VEC_SIZE];
-  const Weight* weight_row = static_cast<const Weight*>(params.weight) + place.first_column;
+  float weight[WEIGHT_IN_REGISTERS ? VECTORS_PER_THREAD : 1][VEC_SIZE];
+  const Weight* weight_row = static_cast<const Weight*>(params.weight) + partition.first_column;
 #if PER_HEAD
   // Every row that a thread works on is of one head: the launch sees to it.
-  weight_row += head_of(params, begin_row + place.row_in_cta) * HIDDEN;
+  weight_row += head_of(params, begin_row + partition.row_in_cta) * HIDDEN;
 #endif
-  if (WEIGHT_HELD && AHEAD == 0) load_weight(weight, params, weight_row, thread, place.most_columns);
+  if (WEIGHT_IN_REGISTERS && AHEAD == 0) load_weight(weight, params, weight_row, thread, partition.slice_columns);
 #endif
 #if HAS_STATISTICS && NEEDS_X
-  GivenStatistics given = begin_statistics(params, thread, begin_row + place.row_in_cta, stride);
+  GivenStatistics given = begin_statistics(params, thread, begin_row + partition.row_in_cta, stride);
 #endif
 
-  float dweight[HAS_DWEIGHT ? VECTORS : 1][VEC_SIZE] = {};
-  float dbias[HAS_DBIAS ? VECTORS : 1][VEC_SIZE] = {};
-  float kept_gradient[KEEPS_PRODUCTS ? VECTORS : 1][VEC_SIZE];
-  float kept_normal[KEEPS_PRODUCTS ? VECTORS : 1][VEC_SIZE];
+  float dweight[HAS_DWEIGHT ? VECTORS_PER_THREAD : 1][VEC_SIZE] = {};
+  float dbias[HAS_DBIAS ? VECTORS_PER_THREAD : 1][VEC_SIZE] = {};
+  float kept_gradient[KEEPS_PRODUCTS ? VECTORS_PER_THREAD : 1][VEC_SIZE];
+  float kept_normal[KEEPS_PRODUCTS ? VECTORS_PER_THREAD : 1][VEC_SIZE];
   float mean = 0.0f, rstd = 0.0f, last_mean = 0.0f, last_rstd = 0.0f;  // mean: a shift until the row's is known
   float sums[VALUES] = {};
   // fetched_slot: the slot that the next load fills; slot: the slot whose row is summed next.
   int fetched_slot = 0, slot = 0;
   // summed: the slot of the row summed last; last_summed: that of the row before it.
   char *summed = slots, *last_summed;
-#if SENDS_BULK
+#if USES_BULK_COPY
   uint32 parity = 0;  // of the slots' barriers
 #endif
   // `first_row` begins the rows whose sums are taken. In turns below 0 there are none: the ring is filled.
@@ -192,21 +193,21 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   for (int64 first_row = begin_row - AHEAD * stride; first_row - LAG * stride < params.rows; first_row += stride) {
     // ---- The loads of a later row are issued
     order_copies();
-    fetch(params, slots + fetched_slot * SLOT_BYTES, first_row + AHEAD * stride, place, barriers + fetched_slot);
+    fetch(params, slots + fetched_slot * SLOT_BYTES, first_row + AHEAD * stride, partition, barriers + fetched_slot);
     fetched_slot = fetched_slot + 1 == STAGES ? 0 : fetched_slot + 1;
     if (AHEAD > 0 && turn < 0) {
       ++turn;
-#if HAS_WEIGHT && WEIGHT_HELD
-      if (turn == 0) load_weight(weight, params, weight_row, thread, place.most_columns);
+#if HAS_WEIGHT && WEIGHT_IN_REGISTERS
+      if (turn == 0) load_weight(weight, params, weight_row, thread, partition.slice_columns);
 #endif
       continue;
     }
     if (LAG == 0 || first_row < params.rows) {
-      const int64 row = first_row + place.row_in_cta;
+      const int64 row = first_row + partition.row_in_cta;
       last_summed = summed;
       summed = slots + slot * SLOT_BYTES;
       wait_async<AHEAD>();  // the row is there
-#if SENDS_BULK
+#if USES_BULK_COPY
       transaction_barrier_wait(barriers + slot, parity);
       if (slot + 1 == STAGES) parity ^= 1;
 #elif UNALIGNED
@@ -214,9 +215,9 @@ TRTC_DEVICE void norm_backward(const Params& params) {
 #endif
       slot = slot + 1 == STAGES ? 0 : slot + 1;
 
-      const Gradient* const own_dy = own_vectors<Gradient>(summed, DY_AT, place);
-      const Input* const own_x = own_vectors<Input>(summed, 0, place);
-      const int columns = columns_of_row(params, place, row);
+      const Gradient* const own_dy = own_vectors<Gradient>(summed, DY_AT, partition);
+      const Input* const own_x = own_vectors<Input>(summed, 0, partition);
+      const int columns = columns_of_row(params, partition, row);
 
       // ---- The row's sums, and its part of the weight's gradients if its statistics are known
 #if HAS_STATISTICS && NEEDS_X
@@ -225,26 +226,29 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       if constexpr (FINDS_STATISTICS && CENTRED) {
         float total[1] = {0.0f};
 #pragma unroll
-        for (int k = 0; k < VECTORS; ++k) {
+        for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
           uint32 x[words_of<Input, VEC_SIZE>];
-          load_vector<VEC_SIZE, Space::shared>(x, own_x + k * NEXT);
+          load_vector<VEC_SIZE, Space::shared>(x, own_x + k * VECTOR_STRIDE);
           float of_vector = element<Input>(x, 0);
 #pragma unroll
           for (int i = 1; i < VEC_SIZE; ++i) of_vector += element<Input>(x, i);
           total[0] += of_vector;
         }
-        reduce_row<Sum, THREADS, ROWS_PER_CTA, false>(total, warp_totals);
-        mean = total[0] * reciprocal_columns_of_cta(place.rank);  // not the row's mean yet: that of this CTA's slice
+        reduce_row<Sum, THREADS_PER_ROW, ROWS_PER_CTA, false>(total, warp_totals);
+        // Not the row's mean yet: that of this CTA's slice.
+        mean = total[0] * reciprocal_columns_of_cta(partition.rank);
       }
 #pragma unroll
       for (int i = 0; i < VALUES; ++i) sums[i] = 0.0f;
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
         uint32 dy[words_of<Gradient, VEC_SIZE>], x[words_of<Input, VEC_SIZE>];
-        load_vector<VEC_SIZE, Space::shared>(dy, own_dy + k * NEXT);
-        if (NEEDS_X) load_vector<VEC_SIZE, Space::shared>(x, own_x + k * NEXT);
+        load_vector<VEC_SIZE, Space::shared>(dy, own_dy + k * VECTOR_STRIDE);
+        if (NEEDS_X) load_vector<VEC_SIZE, Space::shared>(x, own_x + k * VECTOR_STRIDE);
 #if HAS_WEIGHT
-        if (!WEIGHT_HELD) load_vector_of_weight(weight[0], params, weight_row, k, thread, place.most_columns);
+        if (!WEIGHT_IN_REGISTERS) {
+          load_vector_of_weight(weight[0], params, weight_row, k, thread, partition.slice_columns);
+        }
 #endif
         float of_vector[VALUES] = {};
 #pragma unroll
@@ -259,7 +263,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
           if (!FINDS_STATISTICS) dweight[k][i] = fused_multiply_add(gradient, normal, dweight[k][i]);
 #endif
 #if HAS_WEIGHT
-          gradient *= weight[WEIGHT_HELD ? k : 0][i];
+          gradient *= weight[WEIGHT_IN_REGISTERS ? k : 0][i];
 #endif
           if (HAS_DX) {
             of_vector[0] = fused_multiply_add(gradient, normal, of_vector[0]);
@@ -271,7 +275,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
           }
           if constexpr (FINDS_STATISTICS) {
             if constexpr (CENTRED) {
-              if (!is_inside(i, (k * THREADS + thread) * VEC_SIZE, columns)) normal = 0.0f;
+              if (!is_inside(i, (k * THREADS_PER_ROW + thread) * VEC_SIZE, columns)) normal = 0.0f;
               of_vector[3] += normal;
             }
             of_vector[VALUES - 1] = fused_multiply_add(normal, normal, of_vector[VALUES - 1]);
@@ -283,7 +287,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       }
       if constexpr (REDUCES) {
         if (FINDS_STATISTICS) sums[VALUES - 1] *= SQUARES_SCALE;
-        reduce_row<Sum, THREADS, ROWS_PER_CTA, false>(sums, warp_sums + turn % 2 * floats_of_sums);
+        reduce_row<Sum, THREADS_PER_ROW, ROWS_PER_CTA, false>(sums, warp_sums + turn % 2 * floats_of_sums);
         if constexpr (FINDS_STATISTICS && CENTRED) sums[2] = mean;
         send(exchange, sums);
       }
@@ -301,11 +305,11 @@ TRTC_DEVICE void norm_backward(const Params& params) {
 
     // ---- dx of the row, or of the one before
     if constexpr (REDUCES) {
-      const int64 row = first_row - LAG * stride + place.row_in_cta;
-      const int columns = columns_of_row(params, place, row);
+      const int64 row = first_row - LAG * stride + partition.row_in_cta;
+      const int columns = columns_of_row(params, partition, row);
       char* const here = LAG == 0 || first_row >= params.rows ? summed : last_summed;
       receive(exchange, sums);
-      float rest = 0.0f;  // of the mean
+      float mean_lo = 0.0f;
       if constexpr (FINDS_STATISTICS) {
         Statistics found = {};
         float squares;
@@ -314,7 +318,7 @@ TRTC_DEVICE void norm_backward(const Params& params) {
           // From each CTA's shift to the row's mean.
           sums[0] = fused_multiply_add((sums[2] - found.mean_hi) - found.mean_lo, sums[1], sums[0]);
           mean = found.mean_hi;
-          rest = found.mean_lo;
+          mean_lo = found.mean_lo;
         } else {
           squares = reduce_lanes<Sum, CTAS_PER_ROW>(sums[1]);
         }
@@ -329,25 +333,26 @@ TRTC_DEVICE void norm_backward(const Params& params) {
       const float level = reduce_lanes<Sum, CTAS_PER_ROW>(sums[1]) * (1.0f / HIDDEN);
 #endif
       const int64 dx_offset = row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
-      Output* const own_dx = static_cast<Output*>(params.dx) + place.own_column + dx_offset;
+      Output* const own_dx = static_cast<Output*>(params.dx) + partition.thread_column + dx_offset;
 #endif
 #if HAS_DX && UNALIGNED
       // In the place of x, of which each thread has read its part, or beside the slots.
-      Output* const staged_dx = staged_row<Output>(OUT_IN_SLOT ? here : slots, OUT_AT, place);
+      Output* const staged_dx = staged_row<Output>(OUT_IN_SLOT ? here : slots, OUT_AT, partition);
 #endif
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
         uint32 dy[words_of<Gradient, VEC_SIZE>], x[words_of<Input, VEC_SIZE>], dresidual[words_of<Residual, VEC_SIZE>];
         if (!KEEPS_PRODUCTS) {
-          load_vector<VEC_SIZE, Space::shared>(dy, own_vectors<Gradient>(here, DY_AT, place) + k * NEXT);
-          load_vector<VEC_SIZE, Space::shared>(x, own_vectors<Input>(here, 0, place) + k * NEXT);
+          load_vector<VEC_SIZE, Space::shared>(dy, own_vectors<Gradient>(here, DY_AT, partition) + k * VECTOR_STRIDE);
+          load_vector<VEC_SIZE, Space::shared>(x, own_vectors<Input>(here, 0, partition) + k * VECTOR_STRIDE);
         }
         if (HAS_DRESIDUAL) {
-          load_vector<VEC_SIZE, Space::shared>(dresidual, own_vectors<Residual>(here, DRESIDUAL_AT, place) + k * NEXT);
+          load_vector<VEC_SIZE, Space::shared>(
+              dresidual, own_vectors<Residual>(here, DRESIDUAL_AT, partition) + k * VECTOR_STRIDE);
         }
 #if HAS_WEIGHT
-        if (!WEIGHT_HELD && !KEEPS_PRODUCTS) {
-          load_vector_of_weight(weight[0], params, weight_row, k, thread, place.most_columns);
+        if (!WEIGHT_IN_REGISTERS && !KEEPS_PRODUCTS) {
+          load_vector_of_weight(weight[0], params, weight_row, k, thread, partition.slice_columns);
         }
 #endif
 #if HAS_DX
@@ -363,14 +368,14 @@ TRTC_DEVICE void norm_backward(const Params& params) {
             gradient = element<Gradient>(dy, i);
             normal = element<Input>(x, i);
             if (CENTRED) normal -= mean;
-            if (CENTRED && FINDS_STATISTICS) normal -= rest;
+            if (CENTRED && FINDS_STATISTICS) normal -= mean_lo;
             normal *= rstd;
             if constexpr (FINDS_STATISTICS) {
               if constexpr (HAS_DBIAS) dbias[k][i] += gradient;
               if constexpr (HAS_DWEIGHT) dweight[k][i] = fused_multiply_add(gradient, normal, dweight[k][i]);
             }
 #if HAS_WEIGHT
-            gradient *= weight[WEIGHT_HELD ? k : 0][i];
+            gradient *= weight[WEIGHT_IN_REGISTERS ? k : 0][i];
 #endif
           }
 #if HAS_DX
@@ -385,10 +390,10 @@ TRTC_DEVICE void norm_backward(const Params& params) {
         uint32 word[words_of<Output, VEC_SIZE>];
         pack<Output>(word, dx);
 #if UNALIGNED
-        store_vector<VEC_SIZE, Space::shared>(staged_dx + thread * VEC_SIZE + k * NEXT, word);
+        store_vector<VEC_SIZE, Space::shared>(staged_dx + thread * VEC_SIZE + k * VECTOR_STRIDE, word);
 #else
-        const bool is_there = is_filled(k) || k * NEXT < columns - thread * VEC_SIZE;
-        store_vector<VEC_SIZE>(own_dx + k * NEXT, word, is_there);
+        const bool is_there = is_filled(k) || k * VECTOR_STRIDE < columns - thread * VEC_SIZE;
+        store_vector<VEC_SIZE>(own_dx + k * VECTOR_STRIDE, word, is_there);
 #endif
 #endif
       }
@@ -404,10 +409,10 @@ TRTC_DEVICE void norm_backward(const Params& params) {
   wait_async();
 
 #if HAS_DWEIGHT
-  store_partials(params, dweight, 0, slots, place);
+  store_partials(params, dweight, 0, slots, partition);
 #endif
 #if HAS_DBIAS
-  store_partials(params, dbias, HAS_DWEIGHT, slots, place);
+  store_partials(params, dbias, HAS_DWEIGHT, slots, partition);
 #endif
 }
 

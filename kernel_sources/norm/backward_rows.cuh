@@ -7,69 +7,69 @@
 namespace trtc {
 
 // What a thread has of the rows.
-struct Place {
+struct RowPartition {
   int thread;  // of those of this CTA that share a row
   int row_in_cta;
-  int rank;          // of this CTA among those that share its rows
-  int first_column;  // of this CTA
-  int own_column;    // of the thread's first vector
-  int most_columns;  // that the CTA has; 0 or less where the row ends before its slice
+  int rank;           // of this CTA among those that share its rows
+  int first_column;   // of this CTA
+  int thread_column;  // of the thread's first vector
+  int slice_columns;  // that the CTA has; 0 or less where the row ends before its slice
 };
 
 // If a CTA has several rows, some may be past the last row: their threads reach every barrier, with 0 columns. A CTA of
 // one row always has a real one.
-TRTC_DEVICE int columns_of_row(const Params& params, const Place& place, int64 row) {
-  return ROWS_PER_CTA == 1 || row < params.rows ? place.most_columns : 0;
+TRTC_DEVICE int columns_of_row(const Params& params, const RowPartition& partition, int64 row) {
+  return ROWS_PER_CTA == 1 || row < params.rows ? partition.slice_columns : 0;
 }
 
 // ---- The ring -------------------------------------------------------------------------------------------------------
 
 // Whether one copy brings a row, rather than one of each vector: it must be aligned to 16 bytes.
 template <class T>
-inline constexpr bool comes_in_bulk = SENDS_BULK && VEC_SIZE * sizeof(T) >= 16;
+inline constexpr bool comes_in_bulk = USES_BULK_COPY && VEC_SIZE * sizeof(T) >= 16;
 
 // This CTA's columns of a row of an array in a slot; and there a thread's first vector, the next ones of which are each
-// NEXT elements behind the last.
+// VECTOR_STRIDE elements behind the last.
 template <class T>
-TRTC_DEVICE T* staged_row(char* slot, int at, const Place& place) {
-  return reinterpret_cast<T*>(slot + at) + place.row_in_cta * CHUNK;
+TRTC_DEVICE T* staged_row(char* slot, int at, const RowPartition& partition) {
+  return reinterpret_cast<T*>(slot + at) + partition.row_in_cta * CHUNK;
 }
 template <class T>
-TRTC_DEVICE T* own_vectors(char* slot, int at, const Place& place) {
-  return staged_row<T>(slot, at, place) + place.thread * VEC_SIZE;
+TRTC_DEVICE T* own_vectors(char* slot, int at, const RowPartition& partition) {
+  return staged_row<T>(slot, at, partition) + partition.thread * VEC_SIZE;
 }
 
 // Issues the copies of one row of an array, `offset` elements behind its first one; what is behind its columns becomes
 // 0, except after a bulk copy (clear_behind_row()). `here` is the slot's barrier.
 template <class T>
-TRTC_DEVICE void fetch_row(const void* array, int64 offset, char* slot, int at, const Place& place, int columns,
-                           uint64* here) {
+TRTC_DEVICE void fetch_row(const void* array, int64 offset, char* slot, int at, const RowPartition& partition,
+                           int columns, uint64* here) {
 #if UNALIGNED
-  const T* const row = static_cast<const T*>(array) + place.first_column + offset;
-  copy_to_stage(staged_row<T>(slot, at, place), row, columns, place.thread);
+  const T* const row = static_cast<const T*>(array) + partition.first_column + offset;
+  copy_to_stage(staged_row<T>(slot, at, partition), row, columns, partition.thread);
 #else
-#if SENDS_BULK
+#if USES_BULK_COPY
   if constexpr (comes_in_bulk<T>) {
-    const T* const row = static_cast<const T*>(array) + place.first_column + offset;
+    const T* const row = static_cast<const T*>(array) + partition.first_column + offset;
     const int bytes = columns * static_cast<int>(sizeof(T));
-    if (place.thread == 0 && columns > 0) copy_bulk(staged_row<T>(slot, at, place), row, bytes, here, 0, bytes);
+    if (partition.thread == 0 && columns > 0) copy_bulk(staged_row<T>(slot, at, partition), row, bytes, here, 0, bytes);
     return;
   }
 #endif
   constexpr int bytes = VEC_SIZE * sizeof(T);
-  const T* const from = static_cast<const T*>(array) + place.own_column + offset;
-  T* const to = own_vectors<T>(slot, at, place);
+  const T* const from = static_cast<const T*>(array) + partition.thread_column + offset;
+  T* const to = own_vectors<T>(slot, at, partition);
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-    const bool is_there = is_filled(k) || k * NEXT < columns - place.thread * VEC_SIZE;
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+    const bool is_there = is_filled(k) || k * VECTOR_STRIDE < columns - partition.thread * VEC_SIZE;
     if constexpr (bytes < 4) {  // what no asynchronous copy brings
       uint32 word[1];
-      load_vector_if<VEC_SIZE>(word, from + k * NEXT, is_there);
-      store_vector<VEC_SIZE, Space::shared>(to + k * NEXT, word);
+      load_vector_if<VEC_SIZE>(word, from + k * VECTOR_STRIDE, is_there);
+      store_vector<VEC_SIZE, Space::shared>(to + k * VECTOR_STRIDE, word);
     } else if (is_filled(k)) {
-      copy_async<bytes>(to + k * NEXT, from + k * NEXT);
+      copy_async<bytes>(to + k * VECTOR_STRIDE, from + k * VECTOR_STRIDE);
     } else {
-      copy_async_part<bytes>(to + k * NEXT, from + k * NEXT, 0, is_there ? bytes : 0);
+      copy_async_part<bytes>(to + k * VECTOR_STRIDE, from + k * VECTOR_STRIDE, 0, is_there ? bytes : 0);
     }
   }
 #endif
@@ -77,25 +77,25 @@ TRTC_DEVICE void fetch_row(const void* array, int64 offset, char* slot, int at, 
 
 // Issues the copies of the CTA's rows from `first_row` on; none past the last row. Commits a group in any case, so that
 // wait_async<AHEAD>() counts turns.
-TRTC_DEVICE void fetch(const Params& params, char* slot, int64 first_row, const Place& place, uint64* here) {
+TRTC_DEVICE void fetch(const Params& params, char* slot, int64 first_row, const RowPartition& partition, uint64* here) {
   if (first_row < params.rows) {
-    const int64 row = first_row + place.row_in_cta;
-    const int columns = columns_of_row(params, place, row);
-#if SENDS_BULK
+    const int64 row = first_row + partition.row_in_cta;
+    const int columns = columns_of_row(params, partition, row);
+#if USES_BULK_COPY
     constexpr int bytes_of_column = (comes_in_bulk<Gradient> ? sizeof(Gradient) : 0) +
                                     (NEEDS_X && comes_in_bulk<Input> ? sizeof(Input) : 0) +
                                     (HAS_DRESIDUAL && comes_in_bulk<Residual> ? sizeof(Residual) : 0);
-    if (place.thread == 0) transaction_barrier_expect(here, max(columns, 0) * bytes_of_column);
+    if (partition.thread == 0) transaction_barrier_expect(here, max(columns, 0) * bytes_of_column);
 #endif
     const int64 dy_offset = row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
-    fetch_row<Gradient>(params.dy, dy_offset, slot, DY_AT, place, columns, here);
+    fetch_row<Gradient>(params.dy, dy_offset, slot, DY_AT, partition, columns, here);
 #if NEEDS_X
     const int64 x_offset = row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
-    fetch_row<Input>(params.x, x_offset, slot, 0, place, columns, here);
+    fetch_row<Input>(params.x, x_offset, slot, 0, partition, columns, here);
 #endif
 #if HAS_DRESIDUAL
     const int64 offset = row_offset(params, row, params.dresidual_outer_stride, params.dresidual_inner_stride);
-    fetch_row<Residual>(params.dresidual, offset, slot, DRESIDUAL_AT, place, columns, here);
+    fetch_row<Residual>(params.dresidual, offset, slot, DRESIDUAL_AT, partition, columns, here);
 #endif
   }
   commit_async();
@@ -104,15 +104,15 @@ TRTC_DEVICE void fetch(const Params& params, char* slot, int64 first_row, const 
 // A bulk copy writes no zeros behind a row's columns. This clears that part of every slot once; no copy touches it
 // later.
 template <class T>
-TRTC_DEVICE void clear_behind_row(char* slots, int at, const Place& place) {
+TRTC_DEVICE void clear_behind_row(char* slots, int at, const RowPartition& partition) {
   if constexpr (comes_in_bulk<T>) {
     constexpr uint32 zeros[words_of<T, VEC_SIZE>] = {};
 #pragma unroll 1
-    for (int column = place.thread * VEC_SIZE; column < CHUNK; column += THREADS * VEC_SIZE) {
-      if (column < place.most_columns) continue;
+    for (int column = partition.thread * VEC_SIZE; column < CHUNK; column += THREADS_PER_ROW * VEC_SIZE) {
+      if (column < partition.slice_columns) continue;
 #pragma unroll 1
       for (int slot = 0; slot < STAGES; ++slot) {
-        T* const staged = staged_row<T>(slots + slot * SLOT_BYTES, at, place);
+        T* const staged = staged_row<T>(slots + slot * SLOT_BYTES, at, partition);
         store_vector<VEC_SIZE, Space::shared>(staged + column, zeros);
       }
     }
@@ -122,10 +122,10 @@ TRTC_DEVICE void clear_behind_row(char* slots, int at, const Place& place) {
 // Orders all threads' accesses to shared memory before the copies that are issued next: bulk copies use another proxy,
 // and unaligned copies write what other threads read.
 TRTC_DEVICE void order_copies() {
-#if SENDS_BULK
+#if USES_BULK_COPY
   fence_bulk();
 #endif
-#if SENDS_BULK || UNALIGNED
+#if USES_BULK_COPY || UNALIGNED
   cta_barrier();
 #endif
 }
@@ -137,43 +137,43 @@ TRTC_DEVICE void order_copies() {
 
 // Statistics are loaded many rows ahead: each lane of a row holds a statistic of a different row. If all lanes loaded
 // the same address, the compiler would use a uniform register and wait for it at once.
-#define LANES (THREADS < 32 ? THREADS : 32)
-#define TURNS (LANES / (CENTRED ? 2 : 1))
-static_assert(TURNS > 1, "there are lanes for several turns");
+#define LANES (THREADS_PER_ROW < 32 ? THREADS_PER_ROW : 32)
+#define ROWS_AHEAD (LANES / (CENTRED ? 2 : 1))
+static_assert(ROWS_AHEAD > 1, "there are lanes for several rows");
 
 struct GivenStatistics {
-  float here;  // of this turn and those after it
-  float next;  // of as many turns behind them
-  int turn;
+  float current;  // of this turn's row and those after it
+  float next;     // of as many rows behind them
+  int next_row;   // of `current`
 };
 
 TRTC_DEVICE float fetch_statistic(const Params& params, int thread, int64 row, int64 stride) {
   const int lane = thread % LANES;
-  row += lane % TURNS * stride;
+  row += lane % ROWS_AHEAD * stride;
   if (row >= params.rows) return 0.0f;
 #if CENTRED
-  if (lane < TURNS) return load_float(static_cast<const float*>(params.mean) + row);
+  if (lane < ROWS_AHEAD) return load_float(static_cast<const float*>(params.mean) + row);
 #endif
   return load_float(static_cast<const float*>(params.rstd) + row);
 }
 
 TRTC_DEVICE GivenStatistics begin_statistics(const Params& params, int thread, int64 row, int64 stride) {
-  return {fetch_statistic(params, thread, row, stride), fetch_statistic(params, thread, row + TURNS * stride, stride),
-          0};
+  return {fetch_statistic(params, thread, row, stride),
+          fetch_statistic(params, thread, row + ROWS_AHEAD * stride, stride), 0};
 }
 
 // The statistics of a turn's row; 0 where there is none.
 TRTC_DEVICE void take_statistics(GivenStatistics& given, const Params& params, int thread, int64 row, int64 stride,
                                  float& mean, float& rstd) {
-  if (given.turn == TURNS) {
-    given.here = given.next;
-    given.next = fetch_statistic(params, thread, row + TURNS * stride, stride);
-    given.turn = 0;
+  if (given.next_row == ROWS_AHEAD) {
+    given.current = given.next;
+    given.next = fetch_statistic(params, thread, row + ROWS_AHEAD * stride, stride);
+    given.next_row = 0;
   }
-  const int lane = thread_index() % 32 / LANES * LANES + given.turn;
-  if (CENTRED) mean = shuffle_from(given.here, lane);
-  rstd = shuffle_from(given.here, lane + LANES - TURNS);
-  ++given.turn;
+  const int lane = thread_index() % 32 / LANES * LANES + given.next_row;
+  if (CENTRED) mean = shuffle_from(given.current, lane);
+  rstd = shuffle_from(given.current, lane + LANES - ROWS_AHEAD);
+  ++given.next_row;
 }
 
 #else

@@ -6,7 +6,8 @@
 
 namespace trtc {
 
-static_assert(CTAS_PER_ROW == 1 || (ROWS_PER_CTA == 1 && THREADS > 32), "buffers rely on the barrier of reduce_row()");
+static_assert(CTAS_PER_ROW == 1 || (ROWS_PER_CTA == 1 && THREADS_PER_ROW > 32),
+              "buffers rely on the barrier of reduce_row()");
 
 struct RowExchange {
   int rank;          // of this CTA among those of its rows
@@ -35,13 +36,13 @@ TRTC_DEVICE RowExchange begin_exchange(const Params& params, int rank) {
 
 TRTC_DEVICE void send(RowExchange& exchange, const float (&values)[VALUES]) {
 #if GRID || CLUSTER
-  const int number = static_cast<int>(exchange.sent % BUFFERS);
-  float* const buffer = exchange.buffers + number * VALUES * CTAS_PER_ROW;
+  const int buffer_index = static_cast<int>(exchange.sent % BUFFERS);
+  float* const buffer = exchange.buffers + buffer_index * VALUES * CTAS_PER_ROW;
 #if GRID
-  send_to_grid<CTAS_PER_ROW>(values, buffer, exchange.arrived + number, exchange.rank);
+  send_to_grid<CTAS_PER_ROW>(values, buffer, exchange.arrived + buffer_index, exchange.rank);
 #else
   if (exchange.sent == 0) cluster_wait();  // here, behind the loads of the row
-  send_to_cluster<CTAS_PER_ROW>(values, buffer, exchange.barriers + number, exchange.rank);
+  send_to_cluster<CTAS_PER_ROW>(values, buffer, exchange.barriers + buffer_index, exchange.rank);
 #endif
   ++exchange.sent;
 #endif
@@ -50,13 +51,13 @@ TRTC_DEVICE void send(RowExchange& exchange, const float (&values)[VALUES]) {
 // Thread i gets the values of CTA i % CTAS_PER_ROW. Where there is only one, they stay what they are.
 TRTC_DEVICE void receive(RowExchange& exchange, float (&values)[VALUES]) {
 #if GRID || CLUSTER
-  const int number = static_cast<int>(exchange.received % BUFFERS);
+  const int buffer_index = static_cast<int>(exchange.received % BUFFERS);
   const uint32 times = exchange.received / BUFFERS;
-  const float* const buffer = exchange.buffers + number * VALUES * CTAS_PER_ROW;
+  const float* const buffer = exchange.buffers + buffer_index * VALUES * CTAS_PER_ROW;
 #if GRID
-  receive_from_grid<CTAS_PER_ROW>(values, buffer, exchange.arrived + number, times);
+  receive_from_grid<CTAS_PER_ROW>(values, buffer, exchange.arrived + buffer_index, times);
 #else
-  receive_from_cluster<CTAS_PER_ROW, REPEATS>(values, buffer, exchange.barriers + number, times % 2);
+  receive_from_cluster<CTAS_PER_ROW, PERSISTENT>(values, buffer, exchange.barriers + buffer_index, times % 2);
 #endif
   ++exchange.received;
 #endif

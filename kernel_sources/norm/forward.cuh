@@ -5,14 +5,14 @@
 // where mean is 0 for RMSNorm (CENTRED is 0). A residual is added to x, and the sum is stored and normalized
 // (ADDED_BEFORE), or it is added to y (ADDED_AFTER).
 //
-// norm/partition.cuh has the row partition, and what a program defines. Input is x's type. Held is the type of what is
-// normalized: x, or its sum with the residual.
+// norm/partition.cuh has the row partition, and what a program defines. Input is x's type. NormInput is the type of
+// what is normalized: x, or its sum with the residual.
 #pragma once
 
 // VALUES: floats that CTAs exchange for a pass: {shift, deviations, squares} of LayerNorm, {squares} of RMSNorm, for
 // each row. BUFFERS: 1 if a CTA exchanges once; 2 in alternation; 4 if a receive comes one row late (row_reduce.cuh).
 #define VALUES (ROWS_PER_PASS * (CENTRED ? 3 : 1))
-#define BUFFERS (STAGES > 0 ? 2 + 2 * LAG : REPEATS || ROW_SCALED ? 2 : 1)
+#define BUFFERS (STAGES > 0 ? 2 + 2 * LAG : PERSISTENT || ROW_SCALED ? 2 : 1)
 
 #include "norm/exchange.cuh"
 #include "norm/statistics.cuh"
@@ -27,14 +27,14 @@ TRTC_DEVICE void load_weight(uint32 (&weight)[Count][words_of<Weight, VEC_SIZE>]
                              int columns) {
 #pragma unroll
   for (int k = 0; k < Count; ++k) {
-    if (HAS_WEIGHT) load_columns(weight[k], row, k, thread, columns);
+    if (HAS_WEIGHT) load_affine_vector(weight[k], row, k, thread, columns);
   }
 }
 template <int Count>
 TRTC_DEVICE void load_bias(uint32 (&bias)[Count][words_of<Bias, VEC_SIZE>], const Bias* row, int thread, int columns) {
 #pragma unroll
   for (int k = 0; k < Count; ++k) {
-    if (HAS_BIAS) load_columns(bias[k], row, k, thread, columns);
+    if (HAS_BIAS) load_affine_vector(bias[k], row, k, thread, columns);
   }
 }
 template <int Count>
@@ -43,8 +43,8 @@ TRTC_DEVICE void load_weight_and_bias(uint32 (&weight)[Count][words_of<Weight, V
                                       const Bias* bias_row, int thread, int columns) {
 #pragma unroll
   for (int k = 0; k < Count; ++k) {
-    if (HAS_WEIGHT) load_columns(weight[k], weight_row, k, thread, columns);
-    if (HAS_BIAS) load_columns(bias[k], bias_row, k, thread, columns);
+    if (HAS_WEIGHT) load_affine_vector(weight[k], weight_row, k, thread, columns);
+    if (HAS_BIAS) load_affine_vector(bias[k], bias_row, k, thread, columns);
   }
 }
 
@@ -55,14 +55,15 @@ TRTC_DEVICE void await_beside(uint32& word, uint32 other, const Params& params) 
 }
 
 // The sum of a vector and the residual's, rounded to its type.
-TRTC_DEVICE void add_residual(uint32 (&sum)[words_of<Held, VEC_SIZE>], const uint32 (&x)[words_of<Input, VEC_SIZE>],
+TRTC_DEVICE void add_residual(uint32 (&sum)[words_of<NormInput, VEC_SIZE>],
+                              const uint32 (&x)[words_of<Input, VEC_SIZE>],
                               const uint32 (&residual)[words_of<Residual, VEC_SIZE>]) {
   float a[VEC_SIZE], b[VEC_SIZE];
   unpack<Input>(a, x);
   unpack<Residual>(b, residual);
 #pragma unroll
   for (int i = 0; i < VEC_SIZE; ++i) a[i] += b[i];
-  pack<Held>(sum, a);
+  pack<NormInput>(sum, a);
 }
 
 // ---- Statistics -----------------------------------------------------------------------------------------------------
@@ -119,11 +120,11 @@ TRTC_DEVICE void normalize(float (&y)[VEC_SIZE], const Params& params, const Sta
 #endif
 #if ROUNDS
   // x * rstd is rounded to the type of x before it is multiplied by the weight, as some models are trained.
-  uint32 rounded[words_of<Held, VEC_SIZE>];
+  uint32 rounded[words_of<NormInput, VEC_SIZE>];
 #pragma unroll
   for (int i = 0; i < VEC_SIZE; ++i) y[i] *= row.rstd_hi;
-  pack<Held>(rounded, y);
-  unpack<Held>(y, rounded);
+  pack<NormInput>(rounded, y);
+  unpack<NormInput>(y, rounded);
 #endif
 #pragma unroll
   for (int i = 0; i < VEC_SIZE; ++i) {
@@ -195,8 +196,8 @@ TRTC_DEVICE float scale_of_row(const Params& params, int64 row, float amax, bool
 // touches it, and reads it first, since an atomic from every warp costs more time than the rows.
 TRTC_DEVICE void store_amax(const Params& params, float amax) {
 #if HAS_AMAX
-  constexpr int warps = THREADS * ROWS_PER_CTA / 32;
-  static_assert(warps * 32 == THREADS * ROWS_PER_CTA && warps <= 32, "a lane for each warp");
+  constexpr int warps = THREADS_PER_ROW * ROWS_PER_CTA / 32;
+  static_assert(warps * 32 == THREADS_PER_ROW * ROWS_PER_CTA && warps <= 32, "a lane for each warp");
   TRTC_SHARED(float, of_warps, warps);
   float* const most = static_cast<float*>(params.amax);
   amax = reduce_lanes<Maximum, 32>(amax);

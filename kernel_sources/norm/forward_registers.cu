@@ -18,24 +18,25 @@ namespace trtc {
 
 #define ONE_CHUNK (CHUNKS == 1)
 #define LOADS_AGAIN (!ONE_CHUNK && !UNALIGNED)  // vector by vector, for which few registers are needed
-#define HAS_COLUMNS (HAS_WEIGHT || HAS_BIAS)    // columns: the weight's and bias's elements
-#define BYTES_OF_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
-#define BYTES_OF_COLUMNS (VECTORS * VEC_SIZE * BYTES_OF_COLUMN)  // of a thread
+#define HAS_AFFINE (HAS_WEIGHT || HAS_BIAS)     // affine: the weight and bias
+#define AFFINE_BYTES_PER_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
+#define AFFINE_BYTES_PER_THREAD (VECTORS_PER_THREAD * VEC_SIZE * AFFINE_BYTES_PER_COLUMN)
 // LOADS_EARLY: the weight and bias are loaded beside the row, whose latency hides theirs. LOADS_LATE: LayerNorm loads
 // them around its last reduction, since earlier they need too many registers. Otherwise each vector is loaded just
 // before its use. HAS_ROOM: the registers hold a thread's part of both.
-#define HAS_ROOM (THREADS <= 256 && BYTES_OF_COLUMNS <= 128 && !ADDED_BEFORE && !ADDED_AFTER)
-#define LOADS_EARLY (HAS_COLUMNS && ONE_CHUNK && (BYTES_OF_COLUMNS <= 64 || (HAS_ROOM && !CENTRED)))
-#define LOADS_LATE (HAS_COLUMNS && ONE_CHUNK && HAS_ROOM && !LOADS_EARLY)
+#define HAS_ROOM (THREADS_PER_ROW <= 256 && AFFINE_BYTES_PER_THREAD <= 128 && !ADDED_BEFORE && !ADDED_AFTER)
+#define LOADS_EARLY (HAS_AFFINE && ONE_CHUNK && (AFFINE_BYTES_PER_THREAD <= 64 || (HAS_ROOM && !CENTRED)))
+#define LOADS_LATE (HAS_AFFINE && ONE_CHUNK && HAS_ROOM && !LOADS_EARLY)
 // Whether the first use of the row also waits for the weight and bias (await_beside()). A long row does not: too few
 // CTAs are resident to hide that wait.
-#define AWAITS_BOTH (!ADDED_BEFORE && !ADDED_AFTER && (ROW_SCALED || HIDDEN * sizeof(Held) < 8192))
+#define AWAITS_BOTH (!ADDED_BEFORE && !ADDED_AFTER && (ROW_SCALED || HIDDEN * sizeof(NormInput) < 8192))
 // LayerNorm uses a row three times: it stays in registers as floats, but not beside so much of the weight and bias.
 #define KEEPS_FLOATS (CENTRED && ONE_CHUNK && !LOADS_LATE)
 // A 16-bit row stays packed during the last reduction and exchange and is unpacked again behind them: it takes half the
 // registers. Rows of one warp gain nothing, as a multiprocessor holds 32 CTAs at most; nor do rows with few elements a
 // thread.
-#define UNPACKS_ANEW (CENTRED && LOADS_LATE && sizeof(Held) < 4 && THREADS > 32 && VECTORS * VEC_SIZE >= 32)
+#define UNPACKS_ANEW \
+  (CENTRED && LOADS_LATE && sizeof(NormInput) < 4 && THREADS_PER_ROW > 32 && VECTORS_PER_THREAD * VEC_SIZE >= 32)
 // Whether y stays in registers until the scale of its row is known; else it is computed twice.
 #define KEEPS_Y (ROW_SCALED && ONE_CHUNK)
 
@@ -43,15 +44,15 @@ namespace trtc {
 // behind them becomes zeros.
 template <class T>
 TRTC_DEVICE void load_of_chunk(uint32 (&word)[words_of<T, VEC_SIZE>], const T* from, int k, int thread, int columns) {
-  const int column = (k * THREADS + thread) * VEC_SIZE;
+  const int column = (k * THREADS_PER_ROW + thread) * VEC_SIZE;
   const bool is_there = is_filled(k) || column < columns;
   load_vector_if<VEC_SIZE>(word, from + column, is_there);
 }
 
 // All of a thread's vectors of a chunk.
 template <class T>
-TRTC_DEVICE void load_chunk(uint32 (&word)[VECTORS][words_of<T, VEC_SIZE>], const T* from, int columns, char* stage,
-                            int thread, int row_in_cta) {
+TRTC_DEVICE void load_chunk(uint32 (&word)[VECTORS_PER_THREAD][words_of<T, VEC_SIZE>], const T* from, int columns,
+                            char* stage, int thread, int row_in_cta) {
 #if UNALIGNED
   T* const staged = reinterpret_cast<T*>(stage) + row_in_cta * CHUNK;
   cta_barrier();  // others have read what was staged last
@@ -59,38 +60,39 @@ TRTC_DEVICE void load_chunk(uint32 (&word)[VECTORS][words_of<T, VEC_SIZE>], cons
   wait_async();
   cta_barrier();
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-    load_vector<VEC_SIZE, Space::shared>(word[k], staged + (k * THREADS + thread) * VEC_SIZE);
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+    load_vector<VEC_SIZE, Space::shared>(word[k], staged + (k * THREADS_PER_ROW + thread) * VEC_SIZE);
   }
 #else
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) load_of_chunk(word[k], from, k, thread, columns);
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) load_of_chunk(word[k], from, k, thread, columns);
 #endif
 }
 
 #if ADDED_BEFORE
 // The sums of a chunk's vectors and the residual's, which are stored.
-TRTC_DEVICE void add_chunk(uint32 (&sum)[VECTORS][words_of<Held, VEC_SIZE>], const Input* x, const Residual* residual,
-                           Held* sum_out, int columns, char* stage, int thread, int row_in_cta) {
-  uint32 added[VECTORS][words_of<Residual, VEC_SIZE>];
+TRTC_DEVICE void add_chunk(uint32 (&sum)[VECTORS_PER_THREAD][words_of<NormInput, VEC_SIZE>], const Input* x,
+                           const Residual* residual, NormInput* sum_out, int columns, char* stage, int thread,
+                           int row_in_cta) {
+  uint32 added[VECTORS_PER_THREAD][words_of<Residual, VEC_SIZE>];
 #if UNALIGNED
-  uint32 input[VECTORS][words_of<Input, VEC_SIZE>];
+  uint32 input[VECTORS_PER_THREAD][words_of<Input, VEC_SIZE>];
   load_chunk<Input>(input, x, columns, stage, thread, row_in_cta);
   load_chunk<Residual>(added, residual, columns, stage, thread, row_in_cta);
   cta_barrier();
-  Held* const staged = reinterpret_cast<Held*>(stage) + row_in_cta * CHUNK;
+  NormInput* const staged = reinterpret_cast<NormInput*>(stage) + row_in_cta * CHUNK;
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
     add_residual(sum[k], input[k], added[k]);
-    store_vector<VEC_SIZE, Space::shared>(staged + (k * THREADS + thread) * VEC_SIZE, sum[k]);
+    store_vector<VEC_SIZE, Space::shared>(staged + (k * THREADS_PER_ROW + thread) * VEC_SIZE, sum[k]);
   }
   cta_barrier();
   copy_from_stage(sum_out, staged, columns, thread);
 #else
   // Each sum is stored before the next one's vectors are loaded: they need fewer registers.
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-    const int column = (k * THREADS + thread) * VEC_SIZE;
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+    const int column = (k * THREADS_PER_ROW + thread) * VEC_SIZE;
     const bool is_there = EXACT || column < columns;
     uint32 input[words_of<Input, VEC_SIZE>];
     load_vector_if<VEC_SIZE>(input, x + column, is_there);
@@ -104,9 +106,9 @@ TRTC_DEVICE void add_chunk(uint32 (&sum)[VECTORS][words_of<Held, VEC_SIZE>], con
 
 // x - mean_hi of one vector. `x` holds its deviations from the CTA's shift already if floats stay in registers
 // (KEEPS_FLOATS); else it is unpacked again.
-TRTC_DEVICE void subtract_mean(float (&x)[VEC_SIZE], const uint32 (&held)[words_of<Held, VEC_SIZE>], float shift,
+TRTC_DEVICE void subtract_mean(float (&x)[VEC_SIZE], const uint32 (&packed)[words_of<NormInput, VEC_SIZE>], float shift,
                                float mean) {
-  if (!KEEPS_FLOATS) unpack<Held>(x, held);
+  if (!KEEPS_FLOATS) unpack<NormInput>(x, packed);
 #pragma unroll
   for (int i = 0; i < VEC_SIZE; ++i) {
     if (!KEEPS_FLOATS && CENTRED) x[i] -= mean;
@@ -117,25 +119,25 @@ TRTC_DEVICE void subtract_mean(float (&x)[VEC_SIZE], const uint32 (&held)[words_
 TRTC_DEVICE void norm_forward_registers(const Params& params) {
   // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
   // another writes the next row's.
-  constexpr int turns = REPEATS ? 2 : 1;
-  constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
-  TRTC_SHARED(float, warp_sums, turns* of_one);
+  constexpr int buffers = PERSISTENT ? 2 : 1;
+  constexpr int reduce_floats = reduced_floats(THREADS_PER_ROW, ROWS_PER_CTA, 1);
+  TRTC_SHARED(float, warp_sums, buffers* reduce_floats);
 #if CENTRED
-  TRTC_SHARED(float, warp_deviations, turns * 2 * of_one);
+  TRTC_SHARED(float, warp_deviations, buffers * 2 * reduce_floats);
 #endif
 #if ROW_SCALED
-  TRTC_SHARED(float, warp_maxima, turns* of_one);
+  TRTC_SHARED(float, warp_maxima, buffers* reduce_floats);
 #endif
   TRTC_DYNAMIC_SHARED(char, stage);  // empty unless UNALIGNED
   // Whether reduce_row() folds: fewer instructions, but a longer chain, which a persistent kernel has too few rows to
   // hide.
-  constexpr bool folds = !REPEATS;
+  constexpr bool folds = !PERSISTENT;
 
-  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
-  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
+  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS_PER_ROW;
+  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS_PER_ROW;
   const int rank = static_cast<int>(cta_index() % CTAS_PER_ROW);
   const int first_column = rank * SLICE;
-  const int most_columns = min(HIDDEN - first_column, SLICE);  // 0 or less where the row ends before this slice
+  const int slice_columns = min(HIDDEN - first_column, SLICE);  // 0 or less where the row ends before this slice
   const int64 stride = ctas_in_grid() / CTAS_PER_ROW * ROWS_PER_CTA;
 
   RowExchange exchange = begin_exchange(params, rank);
@@ -144,7 +146,7 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
   scale = load_float(params.scale);
 #endif
   float amax = 0.0f;
-  int turn = 0;
+  int buffer = 0;
 
   int64 first_row = cta_index() / CTAS_PER_ROW * ROWS_PER_CTA;
   do {
@@ -152,8 +154,8 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
     // If a CTA has several rows, some may be past the last row: their threads reach every barrier, with 0 columns. A
     // CTA of one row always has a real one.
     const bool exists = ROWS_PER_CTA == 1 || row < params.rows;
-    const int columns = exists ? most_columns : 0;
-    const bool stores_of_row = thread == 0 && rank == 0 && exists;
+    const int columns = exists ? slice_columns : 0;
+    const bool is_row_leader = thread == 0 && rank == 0 && exists;
     const Input* const x = static_cast<const Input*>(params.x) + first_column +
                            row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
 #if ADDED_BEFORE || ADDED_AFTER
@@ -162,11 +164,12 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
         row_offset(params, row, params.residual_outer_stride, params.residual_inner_stride);
 #endif
 #if ADDED_BEFORE
-    Held* const sum_out = static_cast<Held*>(params.residual_out) + first_column +
-                          row_offset(params, row, params.residual_out_outer_stride, params.residual_out_inner_stride);
-    const Held* const held_row = sum_out;  // where it is read again
+    NormInput* const sum_out =
+        static_cast<NormInput*>(params.residual_out) + first_column +
+        row_offset(params, row, params.residual_out_outer_stride, params.residual_out_inner_stride);
+    const NormInput* const packed_row = sum_out;  // where it is read again
 #else
-    const Held* const held_row = x;
+    const NormInput* const packed_row = x;
 #endif
     const Weight* weight_row = nullptr;
     const Bias* bias_row = nullptr;
@@ -178,41 +181,41 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
 #endif
 
     // ---- The row, and the sum of its squares, or of its elements
-    uint32 held[VECTORS][words_of<Held, VEC_SIZE>];
-    uint32 added[VECTORS][words_of<Residual, VEC_SIZE>];
-    uint32 weight[VECTORS][words_of<Weight, VEC_SIZE>];
-    uint32 bias[VECTORS][words_of<Bias, VEC_SIZE>];
-    float element[VECTORS][VEC_SIZE];
+    uint32 packed[VECTORS_PER_THREAD][words_of<NormInput, VEC_SIZE>];
+    uint32 added[VECTORS_PER_THREAD][words_of<Residual, VEC_SIZE>];
+    uint32 weight[VECTORS_PER_THREAD][words_of<Weight, VEC_SIZE>];
+    uint32 bias[VECTORS_PER_THREAD][words_of<Bias, VEC_SIZE>];
+    float element[VECTORS_PER_THREAD][VEC_SIZE];
     float sum[1] = {0.0f};
 #pragma unroll 1
     for (int first = 0; first < SLICE; first += CHUNK) {
 #if ADDED_BEFORE
-      add_chunk(held, x + first, residual + first, sum_out + first, columns - first, stage, thread, row_in_cta);
+      add_chunk(packed, x + first, residual + first, sum_out + first, columns - first, stage, thread, row_in_cta);
 #else
-      load_chunk<Held>(held, x + first, columns - first, stage, thread, row_in_cta);
+      load_chunk<NormInput>(packed, x + first, columns - first, stage, thread, row_in_cta);
 #if ADDED_AFTER
       if (ONE_CHUNK) load_chunk<Residual>(added, residual, columns, stage, thread, row_in_cta);
 #endif
 #endif
       if (LOADS_EARLY) {
-        load_weight_and_bias<VECTORS>(weight, bias, weight_row, bias_row, thread, columns);
+        load_weight_and_bias<VECTORS_PER_THREAD>(weight, bias, weight_row, bias_row, thread, columns);
 #pragma unroll
-        for (int k = 0; k < VECTORS && AWAITS_BOTH; ++k) {
-          if (HAS_WEIGHT) await_beside(held[k][0], weight[k][0], params);
-          if (HAS_BIAS) await_beside(held[k][0], bias[k][0], params);
+        for (int k = 0; k < VECTORS_PER_THREAD && AWAITS_BOTH; ++k) {
+          if (HAS_WEIGHT) await_beside(packed[k][0], weight[k][0], params);
+          if (HAS_BIAS) await_beside(packed[k][0], bias[k][0], params);
         }
       }
       float of_chunk = 0.0f;
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
-        unpack<Held>(element[k], held[k]);
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+        unpack<NormInput>(element[k], packed[k]);
         of_chunk += CENTRED ? sum_of(element[k]) : sum_of_squares(element[k]);
       }
       sum[0] += CENTRED ? of_chunk : of_chunk * SQUARES_SCALE;
     }
 
     // ---- Its statistics
-    reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(sum, warp_sums + turn * of_one);
+    reduce_row<Sum, THREADS_PER_ROW, ROWS_PER_CTA, folds>(sum, warp_sums + buffer * reduce_floats);
     float found[VALUES];
     float shift = 0.0f;
 #if CENTRED
@@ -221,17 +224,17 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
 #pragma unroll 1
     for (int first = 0; first < SLICE; first += CHUNK) {
 #if UNALIGNED
-      if (!ONE_CHUNK) load_chunk<Held>(held, held_row + first, columns - first, stage, thread, row_in_cta);
+      if (!ONE_CHUNK) load_chunk<NormInput>(packed, packed_row + first, columns - first, stage, thread, row_in_cta);
 #endif
       float of_chunk[2] = {0.0f, 0.0f};
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
         float deviation[VEC_SIZE];
-        if (LOADS_AGAIN) load_of_chunk<Held>(held[k], held_row + first, k, thread, columns - first);
-        if (!KEEPS_FLOATS) unpack<Held>(element[k], held[k]);
+        if (LOADS_AGAIN) load_of_chunk<NormInput>(packed[k], packed_row + first, k, thread, columns - first);
+        if (!KEEPS_FLOATS) unpack<NormInput>(element[k], packed[k]);
 #pragma unroll
         for (int i = 0; i < VEC_SIZE; ++i) deviation[i] = element[k][i] - shift;
-        clear_outside(deviation, k, first + (k * THREADS + thread) * VEC_SIZE, columns);
+        clear_outside(deviation, k, first + (k * THREADS_PER_ROW + thread) * VEC_SIZE, columns);
 #pragma unroll
         for (int i = 0; i < VEC_SIZE; ++i) element[k][i] = deviation[i];
         add_deviations(of_chunk, deviation);
@@ -241,14 +244,14 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
     }
     if (UNPACKS_ANEW) {
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
 #pragma unroll
-        for (int i = 0; i < words_of<Held, VEC_SIZE>; ++i) forget_uses(held[k][i]);
+        for (int i = 0; i < words_of<NormInput, VEC_SIZE>; ++i) forget_uses(packed[k][i]);
       }
     }
     // The bias is loaded only after the reduction: with the weight, it leaves too few registers before.
     if (LOADS_LATE) load_weight(weight, weight_row, thread, columns);
-    reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(deviations, warp_deviations + turn * 2 * of_one);
+    reduce_row<Sum, THREADS_PER_ROW, ROWS_PER_CTA, folds>(deviations, warp_deviations + buffer * 2 * reduce_floats);
     if (LOADS_LATE) load_bias(bias, bias_row, thread, columns);
     found[0] = shift;
     found[1] = deviations[0];
@@ -259,7 +262,7 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
     send(exchange, found);
     receive(exchange, found);
     const Statistics statistics = statistics_of(params, found, thread);
-    if (stores_of_row) store_statistics(params, row, statistics);
+    if (is_row_leader) store_statistics(params, row, statistics);
 
     // ---- y: once, or where each row has a scale, first its largest magnitude
     Output* const out = static_cast<Output*>(params.out) + first_column +
@@ -272,7 +275,7 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
 #pragma unroll 1
       for (int first = 0; first < SLICE; first += CHUNK) {
 #if UNALIGNED
-        if (!ONE_CHUNK) load_chunk<Held>(held, held_row + first, columns - first, stage, thread, row_in_cta);
+        if (!ONE_CHUNK) load_chunk<NormInput>(packed, packed_row + first, columns - first, stage, thread, row_in_cta);
 #if ADDED_AFTER
         if (!ONE_CHUNK) load_chunk<Residual>(added, residual + first, columns - first, stage, thread, row_in_cta);
 #endif
@@ -280,18 +283,18 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
         if (stores) cta_barrier();  // others have read what was staged last
 #endif
 #pragma unroll
-        for (int k = 0; k < VECTORS; ++k) {
-          const int in_chunk = (k * THREADS + thread) * VEC_SIZE, column = first + in_chunk;
+        for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+          const int in_chunk = (k * THREADS_PER_ROW + thread) * VEC_SIZE, column = first + in_chunk;
           if (!KEEPS_Y || !stores) {
-            if (LOADS_AGAIN) load_of_chunk<Held>(held[k], held_row + first, k, thread, columns - first);
+            if (LOADS_AGAIN) load_of_chunk<NormInput>(packed[k], packed_row + first, k, thread, columns - first);
 #if ADDED_AFTER
             if (LOADS_AGAIN) load_of_chunk<Residual>(added[k], residual + first, k, thread, columns - first);
 #endif
-            if (HAS_COLUMNS && !LOADS_EARLY && !LOADS_LATE) {
-              if (HAS_WEIGHT) load_columns(weight[k], weight_row + first, k, thread, columns - first);
-              if (HAS_BIAS) load_columns(bias[k], bias_row + first, k, thread, columns - first);
+            if (HAS_AFFINE && !LOADS_EARLY && !LOADS_LATE) {
+              if (HAS_WEIGHT) load_affine_vector(weight[k], weight_row + first, k, thread, columns - first);
+              if (HAS_BIAS) load_affine_vector(bias[k], bias_row + first, k, thread, columns - first);
             }
-            subtract_mean(element[k], held[k], shift, statistics.mean_hi);
+            subtract_mean(element[k], packed[k], shift, statistics.mean_hi);
             normalize(element[k], params, statistics, weight[k], bias[k], added[k]);
             if (HAS_AMAX) amax = largest_magnitude(element[k], column, columns, amax);
             if (ROW_SCALED) row_amax = largest_magnitude(element[k], column, columns, row_amax);
@@ -316,17 +319,17 @@ TRTC_DEVICE void norm_forward_registers(const Params& params) {
 #if ROW_SCALED
       if (!stores) {
         float maximum[1] = {row_amax};
-        reduce_row<Maximum, THREADS, ROWS_PER_CTA, folds>(maximum, warp_maxima + turn * of_one);
+        reduce_row<Maximum, THREADS_PER_ROW, ROWS_PER_CTA, folds>(maximum, warp_maxima + buffer * reduce_floats);
         float maxima[VALUES] = {maximum[0]};
         send(exchange, maxima);
         receive(exchange, maxima);
-        scale = scale_of_row(params, row, reduce_lanes<Maximum, CTAS_PER_ROW>(maxima[0]), stores_of_row);
+        scale = scale_of_row(params, row, reduce_lanes<Maximum, CTAS_PER_ROW>(maxima[0]), is_row_leader);
       }
 #endif
     }
     first_row += stride;
-    turn = (turn + 1) % turns;
-  } while (REPEATS && first_row < params.rows);
+    buffer = (buffer + 1) % buffers;
+  } while (PERSISTENT && first_row < params.rows);
   store_amax(params, amax);
   store_scale_inverse(params, scale);
 }

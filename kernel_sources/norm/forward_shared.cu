@@ -9,7 +9,7 @@
 // LayerNorm sums deviations and their squares in one pass over a row (ONE_PASS), about a shift that is known before the
 // mean: the mean of a few of its elements. Only if that is far from the mean, deviations are summed again.
 //
-// norm/staged.cuh has copy_row(), load_held(), shift_from() and is_far().
+// norm/staged.cuh has copy_row(), load_packed(), shift_from() and is_far().
 #pragma once
 
 #include "norm/forward.cuh"
@@ -19,49 +19,50 @@ namespace trtc {
 
 static_assert(CHUNKS == 1, "a CTA holds its whole slice");
 
-#define R ROWS_PER_PASS                       // in index arithmetic
-#define OF_ROW (CENTRED ? 3 : 1)              // floats that CTAs exchange of a row
-#define HAS_COLUMNS (HAS_WEIGHT || HAS_BIAS)  // columns: the weight's and bias's elements
-#define BYTES_OF_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
+#define R ROWS_PER_PASS                      // in index arithmetic
+#define VALUES_PER_ROW (CENTRED ? 3 : 1)     // floats that CTAs exchange of a row
+#define HAS_AFFINE (HAS_WEIGHT || HAS_BIAS)  // affine: the weight and bias
+#define AFFINE_BYTES_PER_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))
 // Not if rows share a CTA: the second pass has a barrier, and the rows would not all take it. Not for VEC_SIZE < 4: a
 // shift from so few elements is far from the mean too often (is_far() in norm/staged.cuh).
 #define ONE_PASS (CENTRED && ROWS_PER_CTA == 1 && VEC_SIZE >= 4)
 // Where a row has a scale: whether y stays in registers until that is known; other kernels would spill.
-#define KEEPS_Y (ROW_SCALED && THREADS <= 512 && VEC_SIZE > 1 && VEC_SIZE * BYTES_OF_COLUMN <= 32)
+#define KEEPS_Y (ROW_SCALED && THREADS_PER_ROW <= 512 && VEC_SIZE > 1 && VEC_SIZE * AFFINE_BYTES_PER_COLUMN <= 32)
 // LOADS_AHEAD: IN_FLIGHT vectors of the weight and bias are loaded before they are used, the first ones while sums are
 // exchanged, which hides the L2 latency. Not if y is computed twice. LOADS_EARLY: the weight is loaded before the sums
 // are taken; with two rows a pass, the sums need these registers.
-#define LOADS_AHEAD (HAS_COLUMNS && KEEPS_Y == ROW_SCALED)
+#define LOADS_AHEAD (HAS_AFFINE && KEEPS_Y == ROW_SCALED)
 #define LOADS_EARLY (LOADS_AHEAD && ONE_PASS && R == 1 && EXACT)
-// All of a thread's vectors if a CTA is small (kernels.py: COLUMNS_AHEAD), half of 8, else 2 if there are so many.
-#define IN_FLIGHT (COLUMNS_AHEAD ? VECTORS : VECTORS == 8 && !REPEATS ? 4 : VECTORS > 1 && THREADS < 1024 ? 2 : 1)
+// All of a thread's vectors if a CTA is small (kernels.py: LOADS_ALL_AFFINE), half of 8, else 2 if there are so many.
+#define IN_FLIGHT \
+  (LOADS_ALL_AFFINE ? VECTORS_PER_THREAD : VECTORS_PER_THREAD == 8 && !PERSISTENT ? 4 : VECTORS_PER_THREAD > 1 ? 2 : 1)
 // Where registers are short.
 #define COMPUTES_ADDRESSES_ANEW (CENTRED && !ROW_SCALED)
 
 TRTC_DEVICE void norm_forward_shared(const Params& params) {
   // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
   // another writes the next row's.
-  constexpr int turns = REPEATS ? 2 : 1;
-  constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
+  constexpr int buffers = PERSISTENT ? 2 : 1;
+  constexpr int reduce_floats = reduced_floats(THREADS_PER_ROW, ROWS_PER_CTA, 1);
   constexpr int sums_of_row = ONE_PASS ? 2 : 1;
-  TRTC_SHARED(float, first_shifts, turns* R);
-  TRTC_SHARED(float, warp_sums, turns * R * sums_of_row * of_one);
+  TRTC_SHARED(float, first_shifts, buffers* R);
+  TRTC_SHARED(float, warp_sums, buffers * R * sums_of_row * reduce_floats);
 #if CENTRED
-  TRTC_SHARED(float, warp_deviations, turns * R * 2 * of_one);
+  TRTC_SHARED(float, warp_deviations, buffers * R * 2 * reduce_floats);
 #endif
 #if ROW_SCALED
-  TRTC_SHARED(float, warp_maxima, turns * R * of_one);
+  TRTC_SHARED(float, warp_maxima, buffers * R * reduce_floats);
 #endif
   TRTC_DYNAMIC_SHARED(char, stage);
   // Whether reduce_row() folds: fewer instructions, but a longer chain, which a persistent kernel has too few rows to
   // hide.
-  constexpr bool folds = !REPEATS;
+  constexpr bool folds = !PERSISTENT;
 
-  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
-  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
+  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS_PER_ROW;
+  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS_PER_ROW;
   const int rank = static_cast<int>(cta_index() % CTAS_PER_ROW);
   const int first_column = rank * SLICE;
-  const int most_columns = min(HIDDEN - first_column, SLICE);  // 0 or less where the row ends before this slice
+  const int slice_columns = min(HIDDEN - first_column, SLICE);  // 0 or less where the row ends before this slice
   const int64 stride = ctas_in_grid() / CTAS_PER_ROW * (ROWS_PER_CTA * R);
 
   // Of each row: what lies in shared memory.
@@ -90,19 +91,19 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
 #endif
   }
   float amax = 0.0f;
-  int turn = 0;
+  int buffer = 0;
 
   int64 first_row = cta_index() / CTAS_PER_ROW * (ROWS_PER_CTA * R);
   do {
     int64 row[R];
-    Held* sum_out[R];
+    NormInput* sum_out[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) row[r] = R == 1 ? first_row + row_in_cta : min(first_row + r, params.rows - 1);
     // If a CTA has several rows, some may be past the last row: their threads reach every barrier, with 0 columns. A
     // CTA of one row always has a real one.
     const bool exists = ROWS_PER_CTA == 1 || row[0] < params.rows;
-    const int columns = exists ? most_columns : 0;
-    const bool stores_of_row = thread == 0 && rank == 0 && exists;
+    const int columns = exists ? slice_columns : 0;
+    const bool is_row_leader = thread == 0 && rank == 0 && exists;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const Input* const from = static_cast<const Input*>(params.x) + first_column +
@@ -116,7 +117,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
 #endif
       sum_out[r] = nullptr;
 #if ADDED_BEFORE
-      sum_out[r] = static_cast<Held*>(params.residual_out) + first_column +
+      sum_out[r] = static_cast<NormInput*>(params.residual_out) + first_column +
                    row_offset(params, row[r], params.residual_out_outer_stride, params.residual_out_inner_stride);
 #endif
     }
@@ -138,32 +139,32 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
     if constexpr (ONE_PASS) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        uint32 first[words_of<Held, VEC_SIZE>];
-        load_held_first(first, x[r], residual[r], sum_out[r], 0, thread * VEC_SIZE, columns);
-        if (thread == 0) shift[r] = shift_from<Held>(first, columns);
+        uint32 first[words_of<NormInput, VEC_SIZE>];
+        load_packed_first(first, x[r], residual[r], sum_out[r], 0, thread * VEC_SIZE, columns);
+        if (thread == 0) shift[r] = shift_from<NormInput>(first, columns);
       }
     }
     // The weight is loaded after the rows have arrived: before, the rows would wait for it.
     uint32 weight[IN_FLIGHT][words_of<Weight, VEC_SIZE>];
     uint32 bias[IN_FLIGHT][words_of<Bias, VEC_SIZE>];
     if (LOADS_EARLY) load_weight(weight, weight_row, thread, columns);
-    if constexpr (ONE_PASS) broadcast_in_row<THREADS, ROWS_PER_CTA>(shift, first_shifts + turn * R);
+    if constexpr (ONE_PASS) broadcast_in_row<THREADS_PER_ROW, ROWS_PER_CTA>(shift, first_shifts + buffer * R);
     float sums[R * sums_of_row] = {};
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       float of_row[2] = {0.0f, 0.0f};
       const int own = COMPUTES_ADDRESSES_ANEW ? anew(thread) : thread;
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
-        const int column = (k * THREADS + own) * VEC_SIZE;
-        uint32 held[words_of<Held, VEC_SIZE>];
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+        const int column = (k * THREADS_PER_ROW + own) * VEC_SIZE;
+        uint32 packed[words_of<NormInput, VEC_SIZE>];
         float element[VEC_SIZE];
         if (ONE_PASS && k == 0) {
-          load_held(held, x[r], residual[r], column);
+          load_packed(packed, x[r], residual[r], column);
         } else {
-          load_held_first(held, x[r], residual[r], sum_out[r], k, column, columns);
+          load_packed_first(packed, x[r], residual[r], sum_out[r], k, column, columns);
         }
-        unpack<Held>(element, held);
+        unpack<NormInput>(element, packed);
         if constexpr (ONE_PASS) {
 #pragma unroll
           for (int i = 0; i < VEC_SIZE; ++i) element[i] -= shift[r];
@@ -178,7 +179,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
 #if UNALIGNED && ADDED_BEFORE
       if constexpr (KEEPS_SUM) {
         cta_barrier();
-        copy_from_stage(sum_out[r], reinterpret_cast<const Held*>(residual[r]), columns, thread);
+        copy_from_stage(sum_out[r], reinterpret_cast<const NormInput*>(residual[r]), columns, thread);
         cta_barrier();  // y may come into its place
       }
 #endif
@@ -188,7 +189,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
     }
 
     // ---- Their statistics
-    reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(sums, warp_sums + turn * R * sums_of_row * of_one);
+    reduce_row<Sum, THREADS_PER_ROW, ROWS_PER_CTA, folds>(sums, warp_sums + buffer * R * sums_of_row * reduce_floats);
     float found[VALUES];
 #if CENTRED
     const float reciprocal = reciprocal_columns_of_cta(rank);
@@ -198,8 +199,8 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
     for (int r = 0; r < R; ++r) {
       again[r] = !ONE_PASS;
       if constexpr (ONE_PASS) {
-        found[r * OF_ROW + 1] = sums[r * 2];
-        found[r * OF_ROW + 2] = sums[r * 2 + 1];
+        found[r * VALUES_PER_ROW + 1] = sums[r * 2];
+        found[r * VALUES_PER_ROW + 2] = sums[r * 2 + 1];
         again[r] = is_far(sums[r * 2], sums[r * 2 + 1], reciprocal);
       }
       if (again[r]) shift[r] += sums[r * sums_of_row] * reciprocal;
@@ -210,13 +211,13 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         float of_row[2] = {0.0f, 0.0f};
-#pragma unroll(ONE_PASS ? 1 : VECTORS)
-        for (int k = 0; k < VECTORS; ++k) {
-          const int column = (k * THREADS + thread) * VEC_SIZE;
-          uint32 held[words_of<Held, VEC_SIZE>];
+#pragma unroll(ONE_PASS ? 1 : VECTORS_PER_THREAD)
+        for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+          const int column = (k * THREADS_PER_ROW + thread) * VEC_SIZE;
+          uint32 packed[words_of<NormInput, VEC_SIZE>];
           float deviation[VEC_SIZE];
-          load_held(held, x[r], residual[r], column);
-          unpack<Held>(deviation, held);
+          load_packed(packed, x[r], residual[r], column);
+          unpack<NormInput>(deviation, packed);
 #pragma unroll
           for (int i = 0; i < VEC_SIZE; ++i) deviation[i] -= shift[r];
           clear_outside(deviation, k, column, columns);
@@ -225,11 +226,12 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
         deviations[r * 2] = of_row[0];
         deviations[r * 2 + 1] = of_row[1] * SQUARES_SCALE;
       }
-      reduce_row<Sum, THREADS, ROWS_PER_CTA, folds>(deviations, warp_deviations + turn * R * 2 * of_one);
+      reduce_row<Sum, THREADS_PER_ROW, ROWS_PER_CTA, folds>(deviations,
+                                                            warp_deviations + buffer * R * 2 * reduce_floats);
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        if (again[r]) found[r * OF_ROW + 1] = deviations[r * 2];
-        if (again[r]) found[r * OF_ROW + 2] = deviations[r * 2 + 1];
+        if (again[r]) found[r * VALUES_PER_ROW + 1] = deviations[r * 2];
+        if (again[r]) found[r * VALUES_PER_ROW + 2] = deviations[r * 2 + 1];
       }
       // Loading the weight again frees its registers during this rare pass.
       if (ONE_PASS && LOADS_AHEAD) {
@@ -238,7 +240,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
       }
     }
 #pragma unroll
-    for (int r = 0; r < R; ++r) found[r * OF_ROW] = shift[r];
+    for (int r = 0; r < R; ++r) found[r * VALUES_PER_ROW] = shift[r];
 #else
 #pragma unroll
     for (int r = 0; r < R; ++r) found[r] = sums[r];
@@ -251,43 +253,43 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
     Output* out[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      statistics[r] = statistics_of(params, found + r * OF_ROW, thread);
-      if (stores_of_row) store_statistics(params, row[r], statistics[r]);
+      statistics[r] = statistics_of(params, found + r * VALUES_PER_ROW, thread);
+      if (is_row_leader) store_statistics(params, row[r], statistics[r]);
       out[r] = static_cast<Output*>(params.out) + first_column +
                row_offset(params, row[r], params.out_outer_stride, params.out_inner_stride);
     }
 
     // ---- y: once, or where each row has a scale, first its largest magnitude
     constexpr int passes = ROW_SCALED ? 2 : 1;
-    float kept[KEEPS_Y ? R * VECTORS : 1][VEC_SIZE];
+    float kept[KEEPS_Y ? R * VECTORS_PER_THREAD : 1][VEC_SIZE];
 #pragma unroll
     for (int pass = 0; pass < passes; ++pass) {
       const bool stores = pass + 1 == passes, computes = !KEEPS_Y || !stores;
       float row_amax[R] = {};
       const int own = COMPUTES_ADDRESSES_ANEW ? anew(thread) : thread;
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
-        const int column = (k * THREADS + own) * VEC_SIZE;
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+        const int column = (k * THREADS_PER_ROW + own) * VEC_SIZE;
         uint32 own_weight[words_of<Weight, VEC_SIZE>], own_bias[words_of<Bias, VEC_SIZE>];
         if (computes && LOADS_AHEAD) {
           if (HAS_WEIGHT) copy_words(own_weight, weight[k % IN_FLIGHT]);
           if (HAS_BIAS) copy_words(own_bias, bias[k % IN_FLIGHT]);
-          if (k + IN_FLIGHT < VECTORS) {
-            if (HAS_WEIGHT) load_columns(weight[k % IN_FLIGHT], weight_row, k + IN_FLIGHT, thread, columns);
-            if (HAS_BIAS) load_columns(bias[k % IN_FLIGHT], bias_row, k + IN_FLIGHT, thread, columns);
+          if (k + IN_FLIGHT < VECTORS_PER_THREAD) {
+            if (HAS_WEIGHT) load_affine_vector(weight[k % IN_FLIGHT], weight_row, k + IN_FLIGHT, thread, columns);
+            if (HAS_BIAS) load_affine_vector(bias[k % IN_FLIGHT], bias_row, k + IN_FLIGHT, thread, columns);
           }
         } else if (computes) {
-          if (HAS_WEIGHT) load_columns(own_weight, weight_row, k, thread, columns);
-          if (HAS_BIAS) load_columns(own_bias, bias_row, k, thread, columns);
+          if (HAS_WEIGHT) load_affine_vector(own_weight, weight_row, k, thread, columns);
+          if (HAS_BIAS) load_affine_vector(own_bias, bias_row, k, thread, columns);
         }
 #pragma unroll
         for (int r = 0; r < R; ++r) {
           float y[VEC_SIZE];
           if (computes) {
-            uint32 held[words_of<Held, VEC_SIZE>], added[words_of<Residual, VEC_SIZE>];
-            load_held(held, x[r], residual[r], column);
+            uint32 packed[words_of<NormInput, VEC_SIZE>], added[words_of<Residual, VEC_SIZE>];
+            load_packed(packed, x[r], residual[r], column);
             if (ADDED_AFTER) load_vector<VEC_SIZE, Space::shared>(added, residual[r] + column);
-            unpack<Held>(y, held);
+            unpack<NormInput>(y, packed);
 #pragma unroll
             for (int i = 0; i < VEC_SIZE; ++i) y[i] -= CENTRED ? statistics[r].mean_hi : 0.0f;
             normalize(y, params, statistics[r], own_weight, own_bias, added);
@@ -297,7 +299,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
           if (KEEPS_Y) {
 #pragma unroll
             for (int i = 0; i < VEC_SIZE; ++i) {
-              float& kept_value = kept[KEEPS_Y ? r * VECTORS + k : 0][i];
+              float& kept_value = kept[KEEPS_Y ? r * VECTORS_PER_THREAD + k : 0][i];
               if (stores) {
                 y[i] = kept_value;
               } else {
@@ -318,7 +320,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
       }
 #if ROW_SCALED
       if (!stores) {
-        reduce_row<Maximum, THREADS, ROWS_PER_CTA, folds>(row_amax, warp_maxima + turn * R * of_one);
+        reduce_row<Maximum, THREADS_PER_ROW, ROWS_PER_CTA, folds>(row_amax, warp_maxima + buffer * R * reduce_floats);
         float maxima[VALUES] = {};
 #pragma unroll
         for (int r = 0; r < R; ++r) maxima[r] = row_amax[r];
@@ -326,7 +328,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
         receive(exchange, maxima);
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          scale[r] = scale_of_row(params, row[r], reduce_lanes<Maximum, CTAS_PER_ROW>(maxima[r]), stores_of_row);
+          scale[r] = scale_of_row(params, row[r], reduce_lanes<Maximum, CTAS_PER_ROW>(maxima[r]), is_row_leader);
         }
       }
 #endif
@@ -335,11 +337,11 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
     cta_barrier();
 #pragma unroll
     for (int r = 0; r < R; ++r) copy_from_stage(out[r], staged_y[r], columns, thread);
-    if (REPEATS) cta_barrier();
+    if (PERSISTENT) cta_barrier();
 #endif
     first_row += stride;
-    turn = (turn + 1) % turns;
-  } while (REPEATS && first_row < params.rows);
+    buffer = (buffer + 1) % buffers;
+  } while (PERSISTENT && first_row < params.rows);
   store_amax(params, amax);
   store_scale_inverse(params, scale[0]);
 }

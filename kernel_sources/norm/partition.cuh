@@ -1,9 +1,9 @@
 // How the norms' kernels partition a row, and how its columns travel.
 //
 // CTAS_PER_ROW CTAs share a row. Each has a slice of SLICE columns; the last CTAs may have fewer, or none. A CTA holds
-// CHUNK columns of ROWS_PER_CTA rows at a time. Of a row's THREADS threads there, thread t has the columns
-// [(k * THREADS + t) * VEC_SIZE, ... + VEC_SIZE) of a chunk for k = 0, 1, ... VECTORS - 1. The configuration
-// alone fixes the order of a sum.
+// CHUNK columns of ROWS_PER_CTA rows at a time. Of a row's THREADS_PER_ROW threads there, thread t has the columns
+// [(k * THREADS_PER_ROW + t) * VEC_SIZE, ... + VEC_SIZE) of a chunk for k = 0, 1, ... VECTORS_PER_THREAD - 1. The
+// configuration alone fixes the order of a sum.
 //
 // A program is text that transformer_rtc/ops/norm/kernels.py writes. It defines the element types, struct Params, and
 // every upper-case name that no file here defines, and then includes one kernel file. Flags are macros, 0 or 1.
@@ -12,12 +12,12 @@
 //
 //   #include "types.cuh"
 //   #define CENTRED 1     // LayerNorm; 0: RMSNorm
-//   #define HAS_WEIGHT 1  // likewise HAS_BIAS, HAS_MEAN, ADDED_BEFORE, REPEATS, UNALIGNED, CLUSTER, GRID ...
+//   #define HAS_WEIGHT 1  // likewise HAS_BIAS, HAS_MEAN, ADDED_BEFORE, PERSISTENT, UNALIGNED, CLUSTER, GRID ...
 //   #define SQUARES_SCALE 0x1p-7f
 //   namespace trtc {
-//   using Input = bfloat16;  // likewise Residual, Held, Weight, Bias, Output
+//   using Input = bfloat16;  // likewise Residual, NormInput, Weight, Bias, Output
 //   enum : int {
-//     HIDDEN = 4096, THREADS = 128, ROWS_PER_CTA = 1, VEC_SIZE = 8, VECTORS = 4,
+//     HIDDEN = 4096, THREADS_PER_ROW = 128, ROWS_PER_CTA = 1, VEC_SIZE = 8, VECTORS_PER_THREAD = 4,
 //     CTAS_PER_ROW = 1, CHUNKS = 1, STAGES = 0, LAG = 0, ROWS_PER_PASS = 1,
 //   };
 //   }
@@ -36,7 +36,7 @@ namespace trtc {
 
 // ---- Row partition --------------------------------------------------------------------------------------------------
 
-#define CHUNK (THREADS * VECTORS * VEC_SIZE)
+#define CHUNK (THREADS_PER_ROW * VECTORS_PER_THREAD * VEC_SIZE)
 // Slices are about equal, since all CTAs of a row wait for the longest. They are multiples of 64 elements, whole
 // 128-byte lines for 2-byte types, where HIDDEN is one and the CTAs hold them: bulk copies are faster then.
 #define LINE 64
@@ -52,7 +52,7 @@ static_assert(UNALIGNED || HIDDEN % VEC_SIZE == 0, "rows are whole vectors");
 // Whether vector k lies in the row for every thread of every CTA. Then the compiler drops the bounds test.
 constexpr TRTC_DEVICE bool is_filled(int k) {
   const int64 least = HIDDEN - static_cast<int64>(CTAS_PER_ROW - 1) * SLICE;  // columns of the last CTA
-  return EXACT || (CHUNKS == 1 && ROWS_PER_CTA == 1 && (k + 1) * THREADS * VEC_SIZE <= least);
+  return EXACT || (CHUNKS == 1 && ROWS_PER_CTA == 1 && (k + 1) * THREADS_PER_ROW * VEC_SIZE <= least);
 }
 
 // Whether element i of the vector at a CTA's `column` is one of its `columns`.
@@ -102,8 +102,9 @@ TRTC_DEVICE int anew(int thread) {
 
 // Loads vector k of the weight or bias. `columns` columns are left from `from` on; what is behind them becomes 0.
 template <class T>
-TRTC_DEVICE void load_columns(uint32 (&word)[words_of<T, VEC_SIZE>], const T* from, int k, int thread, int columns) {
-  const int column = (k * THREADS + thread) * VEC_SIZE;
+TRTC_DEVICE void load_affine_vector(uint32 (&word)[words_of<T, VEC_SIZE>], const T* from, int k, int thread,
+                                    int columns) {
+  const int column = (k * THREADS_PER_ROW + thread) * VEC_SIZE;
   if constexpr (UNALIGNED) {
     const bool is_aligned = reinterpret_cast<uint64>(from) % alignment_of<T, VEC_SIZE> == 0;
     if (is_aligned && column + VEC_SIZE <= columns) {
@@ -131,24 +132,26 @@ TRTC_DEVICE void copy_to_stage(T* stage, const T* from, int columns, int thread)
   if (is_whole_words(from)) {
     constexpr int of_word = 4 / sizeof(T);  // elements
 #pragma unroll 1
-    for (int first = thread * of_word; first < CHUNK; first += THREADS * of_word) {
+    for (int first = thread * of_word; first < CHUNK; first += THREADS_PER_ROW * of_word) {
       const int count = max(0, min(columns - first, of_word));
       copy_async_part<4>(stage + first, count > 0 ? from + first : from, 0, count * static_cast<int>(sizeof(T)));
     }
     return;
   }
-  constexpr int batch = (VECTORS > 1 ? 2 : 1) * VEC_SIZE;  // all are on their way before the first one is stored
+  // All loads of a batch are in flight before the first element is stored.
+  constexpr int batch = (VECTORS_PER_THREAD > 1 ? 2 : 1) * VEC_SIZE;
 #pragma unroll 1
-  for (int first = thread; first < CHUNK; first += batch * THREADS) {
+  for (int first = thread; first < CHUNK; first += batch * THREADS_PER_ROW) {
     T element[batch];
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       element[i] = T{};
-      if (first + i * THREADS < columns) element[i] = from[first + i * THREADS];
+      if (first + i * THREADS_PER_ROW < columns) element[i] = from[first + i * THREADS_PER_ROW];
     }
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
-      if (VECTORS % 2 == 0 || first + i * THREADS < CHUNK) stage[first + i * THREADS] = element[i];
+      const int column = first + i * THREADS_PER_ROW;
+      if (VECTORS_PER_THREAD % 2 == 0 || column < CHUNK) stage[column] = element[i];
     }
   }
 }
@@ -160,7 +163,7 @@ TRTC_DEVICE void copy_from_stage(T* to, const T* stage, int columns, int thread)
   if constexpr (sizeof(T) == 2) {
     if (is_whole_words(to)) {
 #pragma unroll 1
-      for (int column = thread * 2; column + 1 < columns; column += THREADS * 2) {
+      for (int column = thread * 2; column + 1 < columns; column += THREADS_PER_ROW * 2) {
         uint32 word[1];
         load_vector<2, Space::shared>(word, stage + column);
         store_vector<2>(to + column, word);
@@ -169,7 +172,7 @@ TRTC_DEVICE void copy_from_stage(T* to, const T* stage, int columns, int thread)
     }
   }
 #pragma unroll 1
-  for (int column = first + thread; column < columns; column += THREADS) to[column] = stage[column];
+  for (int column = first + thread; column < columns; column += THREADS_PER_ROW) to[column] = stage[column];
 }
 #endif
 

@@ -8,7 +8,7 @@ namespace trtc {
 
 // Whether the sum with the residual is kept in the residual's place. Of another type, it is added up each time that it
 // is used, to the same bits.
-#define KEEPS_SUM (ADDED_BEFORE && is_same<Held, Residual>)
+#define KEEPS_SUM (ADDED_BEFORE && is_same<NormInput, Residual>)
 
 // Brings a CTA's columns of a row to shared memory; behind the row are zeros. Each thread copies its own vectors, which
 // it may read when it has waited; of rows that are not aligned, all threads' after a barrier.
@@ -19,8 +19,8 @@ TRTC_DEVICE void copy_row(T* stage, const T* from, int columns, int thread) {
 #else
   constexpr int bytes = VEC_SIZE * sizeof(T);
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-    const int column = (k * THREADS + thread) * VEC_SIZE;
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+    const int column = (k * THREADS_PER_ROW + thread) * VEC_SIZE;
     if constexpr (bytes < 4) {  // there is no such copy
       uint32 word[words_of<T, VEC_SIZE>];
       load_vector_if<VEC_SIZE>(word, from + column, column < columns);
@@ -35,36 +35,36 @@ TRTC_DEVICE void copy_row(T* stage, const T* from, int columns, int thread) {
 }
 
 // A vector of what is normalized, from a row's x and residual in shared memory.
-TRTC_DEVICE void load_held(uint32 (&held)[words_of<Held, VEC_SIZE>], const Input* x, const Residual* residual,
-                           int column) {
+TRTC_DEVICE void load_packed(uint32 (&packed)[words_of<NormInput, VEC_SIZE>], const Input* x, const Residual* residual,
+                             int column) {
   if constexpr (KEEPS_SUM) {
-    load_vector<VEC_SIZE, Space::shared>(held, residual + column);
+    load_vector<VEC_SIZE, Space::shared>(packed, residual + column);
   } else if constexpr (ADDED_BEFORE) {
     uint32 input[words_of<Input, VEC_SIZE>], added[words_of<Residual, VEC_SIZE>];
     load_vector<VEC_SIZE, Space::shared>(input, x + column);
     load_vector<VEC_SIZE, Space::shared>(added, residual + column);
-    add_residual(held, input, added);
+    add_residual(packed, input, added);
   } else {
-    load_vector<VEC_SIZE, Space::shared>(held, x + column);
+    load_vector<VEC_SIZE, Space::shared>(packed, x + column);
   }
 }
 
 // The same when it is used first: the sum is stored, to `sum_out` and in the residual's place.
-TRTC_DEVICE void load_held_first(uint32 (&held)[words_of<Held, VEC_SIZE>], const Input* x, Residual* residual,
-                                 Held* sum_out, int k, int column, int columns) {
+TRTC_DEVICE void load_packed_first(uint32 (&packed)[words_of<NormInput, VEC_SIZE>], const Input* x, Residual* residual,
+                                   NormInput* sum_out, int k, int column, int columns) {
 #if ADDED_BEFORE
   uint32 input[words_of<Input, VEC_SIZE>], added[words_of<Residual, VEC_SIZE>];
   load_vector<VEC_SIZE, Space::shared>(input, x + column);
   load_vector<VEC_SIZE, Space::shared>(added, residual + column);
-  add_residual(held, input, added);
-  if constexpr (KEEPS_SUM) store_vector<VEC_SIZE, Space::shared>(residual + column, held);
+  add_residual(packed, input, added);
+  if constexpr (KEEPS_SUM) store_vector<VEC_SIZE, Space::shared>(residual + column, packed);
   if constexpr (!UNALIGNED) {
-    store_vector<VEC_SIZE>(sum_out + column, held, is_filled(k) || column < columns);
+    store_vector<VEC_SIZE>(sum_out + column, packed, is_filled(k) || column < columns);
   } else if constexpr (!KEEPS_SUM) {
-    store_elements<VEC_SIZE>(sum_out + column, held, columns - column);
+    store_elements<VEC_SIZE>(sum_out + column, packed, columns - column);
   }
 #else
-  load_held(held, x, residual, column);
+  load_packed(packed, x, residual, column);
 #endif
 }
 

@@ -3,9 +3,9 @@
 //   dx = scale * y * (dy - sum(dy * y))   of y = softmax(scale * x)
 //   dx = scale * (dy - exp(y) * sum(dy))  of its logarithm (LOGARITHM)
 //
-// softmax/row.cuh has the row partition: a thread holds VECTORS vectors of y and of dy. A slice of more columns is read
-// twice, chunk by chunk (CHUNKED). Where CTAs take rows in turn and have them PREFETCHED, the next row is on its way to
-// shared memory while the threads hold one.
+// softmax/row.cuh has the row partition: a thread holds VECTORS_PER_THREAD vectors of y and of dy. A slice of more
+// columns is read twice, chunk by chunk (CHUNKED). Where CTAs take rows in turn and have them PREFETCHED, the next row
+// is on its way to shared memory while the threads hold one.
 //
 // LEAVES_SUMS: each row's sum is stored for launches that follow, which find the gradients of sinks and masks.
 #pragma once
@@ -15,8 +15,8 @@
 namespace trtc {
 
 enum : int {
-  STRIDE = THREADS * VEC_SIZE,  // columns from a thread's vector to its next
-  CHUNK = VECTORS * STRIDE,
+  VECTOR_STRIDE = THREADS_PER_ROW * VEC_SIZE,  // columns from a thread's vector to its next
+  CHUNK = VECTORS_PER_THREAD * VECTOR_STRIDE,
 };
 
 #if PREFETCHED
@@ -24,52 +24,54 @@ enum : int {
 template <class T>
 TRTC_DEVICE void prefetch(T* shared, const T* from, int left) {
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-    if (k * STRIDE < left) copy_async<VEC_SIZE * sizeof(T)>(shared + k * STRIDE, from + k * STRIDE);
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+    if (k * VECTOR_STRIDE < left) {
+      copy_async<VEC_SIZE * sizeof(T)>(shared + k * VECTOR_STRIDE, from + k * VECTOR_STRIDE);
+    }
   }
 }
 template <class T>
-TRTC_DEVICE void load_prefetched(uint32 (&word)[VECTORS][words_of<T, VEC_SIZE>], const T* shared, uint32 fill,
-                                 int left) {
+TRTC_DEVICE void load_prefetched(uint32 (&word)[VECTORS_PER_THREAD][words_of<T, VEC_SIZE>], const T* shared,
+                                 uint32 fill, int left) {
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
 #pragma unroll
     for (int i = 0; i < words_of<T, VEC_SIZE>; ++i) word[k][i] = fill;
-    if (k * STRIDE < left) load_vector<VEC_SIZE, Space::shared>(word[k], shared + k * STRIDE);
+    if (k * VECTOR_STRIDE < left) load_vector<VEC_SIZE, Space::shared>(word[k], shared + k * VECTOR_STRIDE);
   }
 }
 #endif
 
 // A thread's vectors of y and dy; y is what takes no part where there is no column, or it is not in `range`. All of
 // these are from the thread's first column on, behind which `left` are the slice's.
-TRTC_DEVICE void load_row(uint32 (&y_word)[VECTORS][words_of<Input, VEC_SIZE>],
-                          uint32 (&dy_word)[VECTORS][words_of<Gradient, VEC_SIZE>], const Input* y, const Gradient* dy,
-                          int left, const Range& range) {
+TRTC_DEVICE void load_row(uint32 (&y_word)[VECTORS_PER_THREAD][words_of<Input, VEC_SIZE>],
+                          uint32 (&dy_word)[VECTORS_PER_THREAD][words_of<Gradient, VEC_SIZE>], const Input* y,
+                          const Gradient* dy, int left, const Range& range) {
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-    const bool is_read = k * STRIDE < left && is_in_range(k * STRIDE, range);
-    load_vector_or<VEC_SIZE>(y_word[k], absent_word(), y + k * STRIDE, is_read);
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+    const bool is_read = k * VECTOR_STRIDE < left && is_in_range(k * VECTOR_STRIDE, range);
+    load_vector_or<VEC_SIZE>(y_word[k], absent_word(), y + k * VECTOR_STRIDE, is_read);
   }
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-    const bool is_read = k * STRIDE < left && is_in_range(k * STRIDE, range);
-    load_vector_or<VEC_SIZE>(dy_word[k], 0, dy + k * STRIDE, is_read);
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+    const bool is_read = k * VECTOR_STRIDE < left && is_in_range(k * VECTOR_STRIDE, range);
+    load_vector_or<VEC_SIZE>(dy_word[k], 0, dy + k * VECTOR_STRIDE, is_read);
   }
 #if CAUSAL
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) keep_range<Input>(y_word[k], absent_word(), k * STRIDE, range);
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) keep_range<Input>(y_word[k], absent_word(), k * VECTOR_STRIDE, range);
 #endif
 }
 
 TRTC_DEVICE void softmax_backward(const Params& params) {
   // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
   // another writes the next row's.
-  constexpr int turns = REPEATS ? 2 : 1;
-  constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
-  TRTC_SHARED(float, warp_sums, turns* of_one);
+  constexpr int buffers = PERSISTENT ? 2 : 1;
+  constexpr int reduce_floats = reduced_floats(THREADS_PER_ROW, ROWS_PER_CTA, 1);
+  TRTC_SHARED(float, warp_sums, buffers* reduce_floats);
 
-  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
-  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
+  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS_PER_ROW;
+  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS_PER_ROW;
   const int slice = slice_of(params.columns);
   RowExchange exchange = begin_exchange(params);
   const int first_column = exchange.rank * slice;
@@ -79,7 +81,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   const Gradient* const all_dy = static_cast<const Gradient*>(params.dy) + own;
   Output* const all_dx = static_cast<Output*>(params.dx) + own;
   const int64 stride = ctas_in_grid() / CTAS_PER_ROW * ROWS_PER_CTA;
-  int turn = 0;
+  int buffer = 0;
 
   int64 first_row = cta_index() / CTAS_PER_ROW * ROWS_PER_CTA;
 #if PREFETCHED
@@ -104,8 +106,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
     Output* const dx = all_dx + row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
 
     // ---- The sum over the row
-    uint32 y_word[VECTORS][words_of<Input, VEC_SIZE>];
-    uint32 dy_word[VECTORS][words_of<Gradient, VEC_SIZE>];
+    uint32 y_word[VECTORS_PER_THREAD][words_of<Input, VEC_SIZE>];
+    uint32 dy_word[VECTORS_PER_THREAD][words_of<Gradient, VEC_SIZE>];
     float sum_at[VEC_SIZE] = {};
 #pragma unroll 1
     for (int first = 0; first == 0 || (CHUNKED && first < slice_columns); first += CHUNK) {
@@ -125,12 +127,12 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       load_row(y_word, dy_word, y + first, dy + first, left_of_row - first, range);
 #endif
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
-        if (is_in_range(k * STRIDE, range)) add_gradient_terms(sum_at, y_word[k], dy_word[k]);
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+        if (is_in_range(k * VECTOR_STRIDE, range)) add_gradient_terms(sum_at, y_word[k], dy_word[k]);
       }
     }
     float sum[1] = {sum_of_places(sum_at)};
-    sum[0] = reduce_row<Sum, THREADS, ROWS_PER_CTA>(sum[0], warp_sums + turn * of_one);
+    sum[0] = reduce_row<Sum, THREADS_PER_ROW, ROWS_PER_CTA>(sum[0], warp_sums + buffer * reduce_floats);
 #if CLUSTER || GRID
     exchange_values(exchange, sum);
     sum[0] = reduce_lanes<Sum, CTAS_PER_ROW>(sum[0]);
@@ -146,15 +148,15 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       const Range range = range_of_thread.from(first);
       if (CHUNKED) load_row(y_word, dy_word, y + first, dy + first, left, range);
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
         uint32 word[words_of<Output, VEC_SIZE>] = {};
-        if (is_in_range(k * STRIDE, range)) find_gradients(word, y_word[k], dy_word[k], sum[0], params.scale);
-        store_vector<VEC_SIZE>(dx + first + k * STRIDE, word, k * STRIDE < left);
+        if (is_in_range(k * VECTOR_STRIDE, range)) find_gradients(word, y_word[k], dy_word[k], sum[0], params.scale);
+        store_vector<VEC_SIZE>(dx + first + k * VECTOR_STRIDE, word, k * VECTOR_STRIDE < left);
       }
     }
     first_row += stride;
-    turn = (turn + 1) % turns;
-  } while (REPEATS && first_row < params.rows);
+    buffer = (buffer + 1) % buffers;
+  } while (PERSISTENT && first_row < params.rows);
 }
 
 }  // namespace trtc

@@ -3,7 +3,8 @@
 //   y = exp(v - m) / (sum(exp(v - m)) [+ exp(sink - m)]),   v = scale * x [+ mask],   m = max(v [, sink])
 //
 // or its logarithm (LOGARITHM), with v = -infinity where an element does not take part. softmax/row.cuh has the row
-// partition: a thread holds VECTORS vectors. A slice of more columns is read twice, chunk by chunk (CHUNKED).
+// partition: a thread holds VECTORS_PER_THREAD vectors. A slice of more columns is read twice, chunk by chunk
+// (CHUNKED).
 #pragma once
 
 #include "softmax/totals.cuh"
@@ -11,8 +12,8 @@
 namespace trtc {
 
 enum : int {
-  STRIDE = THREADS * VEC_SIZE,  // columns from a thread's vector to its next
-  CHUNK = VECTORS * STRIDE,
+  VECTOR_STRIDE = THREADS_PER_ROW * VEC_SIZE,  // columns from a thread's vector to its next
+  CHUNK = VECTORS_PER_THREAD * VECTOR_STRIDE,
 };
 
 // Whether scores stay unscaled, and `factor` is applied in the exponential.
@@ -24,26 +25,26 @@ TRTC_DEVICE bool is_masked(uint32 word, int i) { return ((word >> i % 4 * 8 & 0x
 
 // The scores of a thread's vectors; -infinity where there is no column, or it does not take part. `x`, `mask`, `range`:
 // from the thread's first column on, behind which `left` are the slice's.
-TRTC_DEVICE void load_scores(float (&v)[VECTORS][VEC_SIZE], const Params& params, const Input* x, const Mask* mask,
-                             int left, const Range& range) {
-  uint32 x_word[VECTORS][words_of<Input, VEC_SIZE>];
-  [[maybe_unused]] uint32 mask_word[VECTORS][words_of<Mask, VEC_SIZE>];
+TRTC_DEVICE void load_scores(float (&v)[VECTORS_PER_THREAD][VEC_SIZE], const Params& params, const Input* x,
+                             const Mask* mask, int left, const Range& range) {
+  uint32 x_word[VECTORS_PER_THREAD][words_of<Input, VEC_SIZE>];
+  [[maybe_unused]] uint32 mask_word[VECTORS_PER_THREAD][words_of<Mask, VEC_SIZE>];
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-    const bool is_read = k * STRIDE < left && is_in_range(k * STRIDE, range);
-    load_vector_or<VEC_SIZE>(x_word[k], minus_infinity_word<Input>(), x + k * STRIDE, is_read);
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+    const bool is_read = k * VECTOR_STRIDE < left && is_in_range(k * VECTOR_STRIDE, range);
+    load_vector_or<VEC_SIZE>(x_word[k], minus_infinity_word<Input>(), x + k * VECTOR_STRIDE, is_read);
   }
 #if HAS_MASK
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
-    const bool is_read = k * STRIDE < left && is_in_range(k * STRIDE, range);
-    load_vector_or<VEC_SIZE>(mask_word[k], 0, mask + k * STRIDE, is_read);
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+    const bool is_read = k * VECTOR_STRIDE < left && is_in_range(k * VECTOR_STRIDE, range);
+    load_vector_or<VEC_SIZE>(mask_word[k], 0, mask + k * VECTOR_STRIDE, is_read);
   }
 #endif
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
 #if CAUSAL
-    keep_range<Input>(x_word[k], minus_infinity_word<Input>(), k * STRIDE, range);
+    keep_range<Input>(x_word[k], minus_infinity_word<Input>(), k * VECTOR_STRIDE, range);
 #endif
     unpack<Input>(v[k], x_word[k]);
 #if MASK_IS_ADDED
@@ -60,7 +61,7 @@ TRTC_DEVICE void load_scores(float (&v)[VECTORS][VEC_SIZE], const Params& params
   // -infinity does not take part whatever the scale's sign.
   const float by = SCALES_LATE ? scale_sign(params) : params.scale;
 #pragma unroll
-  for (int k = 0; k < VECTORS; ++k) {
+  for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
 #pragma unroll
     for (int i = 0; i < VEC_SIZE; ++i) v[k][i] = v[k][i] == minus_infinity() ? v[k][i] : v[k][i] * by;
   }
@@ -71,8 +72,8 @@ TRTC_DEVICE void load_scores(float (&v)[VECTORS][VEC_SIZE], const Params& params
 // A loop that is not unrolled, since it is rare.
 TRTC_DEVICE void store_nan(Output* out, const Input* x, const Mask* mask, int left, const Range& range, float nan) {
 #pragma unroll 1
-  for (int slot = 0; slot < VECTORS * VEC_SIZE; ++slot) {
-    const int column = slot / VEC_SIZE * STRIDE + slot % VEC_SIZE;
+  for (int slot = 0; slot < VECTORS_PER_THREAD * VEC_SIZE; ++slot) {
+    const int column = slot / VEC_SIZE * VECTOR_STRIDE + slot % VEC_SIZE;
     if (column >= left) break;
     bool is_out = !range.has(column);
     if (!is_out) {
@@ -102,20 +103,20 @@ TRTC_DEVICE void store_nan(Output* out, const Input* x, const Mask* mask, int le
 TRTC_DEVICE void softmax_forward(const Params& params) {
   // Reductions of several rows or chunks alternate between two buffers: a warp may still read one row's or chunk's
   // values while another writes the next one's.
-  constexpr int turns = REPEATS || CHUNKED ? 2 : 1;
-  constexpr int of_one = reduced_floats(THREADS, ROWS_PER_CTA, 1);
-  TRTC_SHARED(float, warp_largest, turns* of_one);
-  TRTC_SHARED(float, warp_sums, turns*(COUNTS_ONES ? 2 : 1) * of_one);
+  constexpr int buffers = PERSISTENT || CHUNKED ? 2 : 1;
+  constexpr int reduce_floats = reduced_floats(THREADS_PER_ROW, ROWS_PER_CTA, 1);
+  TRTC_SHARED(float, warp_largest, buffers* reduce_floats);
+  TRTC_SHARED(float, warp_sums, buffers*(COUNTS_ONES ? 2 : 1) * reduce_floats);
 
-  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS;
-  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS;
+  const int thread = ROWS_PER_CTA == 1 ? thread_index() : thread_index() % THREADS_PER_ROW;
+  const int row_in_cta = ROWS_PER_CTA == 1 ? 0 : thread_index() / THREADS_PER_ROW;
   const int slice = slice_of(params.columns);
   RowExchange exchange = begin_exchange(params);
   const int first_column = exchange.rank * slice;
   const int own = first_column + thread * VEC_SIZE;  // the thread's first column
   const int slice_columns = min(params.columns - first_column, slice);
   const float factor = SCALES_LATE ? scale_magnitude(params) : 1.0f;
-  int turn = 0;
+  int buffer = 0;
 
   int64 first_row = cta_index() / CTAS_PER_ROW * ROWS_PER_CTA;
   do {
@@ -138,7 +139,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 #endif
 
     // ---- The largest score, and the sum of terms about it
-    float v[VECTORS][VEC_SIZE];  // scores, and in their place the terms
+    float v[VECTORS_PER_THREAD][VEC_SIZE];  // scores, and in their place the terms
     float largest = minus_infinity();
     float sum_at[VEC_SIZE] = {};
 #if COUNTS_ONES
@@ -149,18 +150,19 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
       const int left = left_of_row - first;
       const Range range = range_of_thread.from(first);
       load_scores(v, params, x + first, mask + first, left, range);
-      float most = v[0][0];
+      float chunk_largest = v[0][0];
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
 #pragma unroll
-        for (int i = 0; i < VEC_SIZE; ++i) most = larger(most, v[k][i]);
+        for (int i = 0; i < VEC_SIZE; ++i) chunk_largest = larger(chunk_largest, v[k][i]);
       }
-      most = reduce_row<Largest, THREADS, ROWS_PER_CTA>(most, warp_largest + turn * of_one);
+      chunk_largest =
+          reduce_row<Largest, THREADS_PER_ROW, ROWS_PER_CTA>(chunk_largest, warp_largest + buffer * reduce_floats);
 #if CHUNKED
       const float before = largest;
-      most = larger(before, most);
+      largest = larger(before, chunk_largest);
       if (before != minus_infinity()) {
-        const float less = exponential((before - most) * factor);
+        const float less = exponential((before - largest) * factor);
 #pragma unroll
         for (int i = 0; i < VEC_SIZE; ++i) sum_at[i] *= less;
 #if COUNTS_ONES
@@ -168,16 +170,17 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
         for (int i = 0; i < VEC_SIZE; ++i) ones_at[i] *= less;
 #endif
       }
-      turn = (turn + 1) % turns;
+      buffer = (buffer + 1) % buffers;
+#else
+      largest = chunk_largest;
 #endif
-      largest = most;
-      const float about = largest == minus_infinity() ? 0.0f : largest;
+      const float origin = largest == minus_infinity() ? 0.0f : largest;
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
-        if (CAUSAL && !is_in_range(k * STRIDE, range)) continue;
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
+        if (CAUSAL && !is_in_range(k * VECTOR_STRIDE, range)) continue;
 #pragma unroll
         for (int i = 0; i < VEC_SIZE; ++i) {
-          const float below = v[k][i] - about;
+          const float below = v[k][i] - origin;
           const float term = large_exponential_for<Output>(below, factor);
 #if COUNTS_ONES
           sum_at[i] += below == 0.0f ? 0.0f : term;
@@ -191,11 +194,12 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     }
 #if COUNTS_ONES
     float sum[2] = {sum_of_places(sum_at), sum_of_places(ones_at)};
-    reduce_row<Sum, THREADS, ROWS_PER_CTA, turns == 1>(sum, warp_sums + turn * 2 * of_one);
+    reduce_row<Sum, THREADS_PER_ROW, ROWS_PER_CTA, buffers == 1>(sum, warp_sums + buffer * 2 * reduce_floats);
     float total = sum[0] * (1.0f / large_one) + sum[1];
 #else
     float total = sum_of_places(sum_at);
-    total = reduce_row<Sum, THREADS, ROWS_PER_CTA>(total, warp_sums + turn * of_one) * (1.0f / large_one);
+    total =
+        reduce_row<Sum, THREADS_PER_ROW, ROWS_PER_CTA>(total, warp_sums + buffer * reduce_floats) * (1.0f / large_one);
 #endif
     if (total < 0.5f) total = 0.0f;  // nothing takes part
 
@@ -218,27 +222,27 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 #elif !LOGARITHM && (CLUSTER || GRID || HAS_SINK)
       if (totals.is_small) {
 #pragma unroll
-        for (int k = 0; k < VECTORS; ++k) {
+        for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
 #pragma unroll
           for (int i = 0; i < VEC_SIZE; ++i) v[k][i] *= 1.0f / large_one;
         }
       }
 #endif
 #pragma unroll
-      for (int k = 0; k < VECTORS; ++k) {
+      for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
         uint32 word[words_of<Output, VEC_SIZE>];
 #pragma unroll
         for (int i = 0; i < words_of<Output, VEC_SIZE>; ++i) word[i] = LOGARITHM ? minus_infinity_word<Output>() : 0;
-        if (!CAUSAL || is_in_range(k * STRIDE, range)) {
+        if (!CAUSAL || is_in_range(k * VECTOR_STRIDE, range)) {
           float y[VEC_SIZE];
 #pragma unroll
           for (int i = 0; i < VEC_SIZE; ++i) {
 #if LOGARITHM
-            y[i] = fused_multiply_add(v[k][i] - totals.about, factor, totals.log_offset);
+            y[i] = fused_multiply_add(v[k][i] - totals.origin, factor, totals.log_offset);
 #else
             float term = v[k][i];
 #if CHUNKED
-            term = large_exponential_for<Output>(term - totals.about, factor);
+            term = large_exponential_for<Output>(term - totals.origin, factor);
             if (totals.is_small) term *= 1.0f / large_one;
 #endif
             y[i] = quotient_of(totals, term);
@@ -246,12 +250,12 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
           }
           pack<Output>(word, y);
         }
-        store_vector<VEC_SIZE>(out + first + k * STRIDE, word, k * STRIDE < left);
+        store_vector<VEC_SIZE>(out + first + k * VECTOR_STRIDE, word, k * VECTOR_STRIDE < left);
       }
     }
     first_row += ctas_in_grid() / CTAS_PER_ROW * ROWS_PER_CTA;
-    turn = (turn + 1) % turns;
-  } while (REPEATS && first_row < params.rows);
+    buffer = (buffer + 1) % buffers;
+  } while (PERSISTENT && first_row < params.rows);
 }
 
 }  // namespace trtc

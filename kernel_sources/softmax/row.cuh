@@ -3,22 +3,24 @@
 // of VEC_SIZE.
 //
 // Row partition: CTAS_PER_ROW CTAs have a slice each, of as many whole vectors as the others; the last ones may have
-// less, or nothing. A CTA has ROWS_PER_CTA rows at a time, each of which THREADS threads share, vector by vector in
-// turn. So thread t has the columns t * VEC_SIZE, (t + THREADS) * VEC_SIZE, ... of a slice, with the VEC_SIZE - 1
-// behind each. A sum is first by place in a vector, then over the places, the threads, and the CTAs: its order depends
-// on the columns alone.
+// less, or nothing. A CTA has ROWS_PER_CTA rows at a time, each of which THREADS_PER_ROW threads share, vector by
+// vector in turn. So thread t has the columns t * VEC_SIZE, (t + THREADS_PER_ROW) * VEC_SIZE, ... of a slice, with the
+// VEC_SIZE - 1 behind each. A sum is first by place in a vector, then over the places, the threads, and the CTAs: its
+// order depends on the columns alone.
 //
 // A program is text that transformer_rtc/ops/softmax/kernels.py writes. It defines the element types, struct Params,
 // and every upper-case name that no file here defines, and then includes one kernel file. Flags are macros, 0 or 1.
-// Numbers are enumerators, which `#if` would read as 0. CLUSTER, GRID: how the CTAs of a row exchange values. REPEATS:
-// whether a CTA works on several rows, one after another. EXCHANGED: floats that each CTA sends for a row, 2 of forward
-// and 1 of backward. COUNTS_ONES: y is float32; NARROW: it is not. Softmax of bfloat16, shortened:
+// Numbers are enumerators, which `#if` would read as 0. CLUSTER, GRID: how the CTAs of a row exchange values.
+// PERSISTENT: whether a CTA works on several rows, one after another. EXCHANGED: floats that each CTA sends for a row,
+// 2 of forward and 1 of backward. COUNTS_ONES: y is float32; NARROW: it is not. Softmax of bfloat16, shortened:
 //
 //   #include "types.cuh"
-//   #define CAUSAL 0  // likewise LOGARITHM, HAS_MASK, HAS_SINK, CHUNKED, CLUSTER, GRID, REPEATS ...
+//   #define CAUSAL 0  // likewise LOGARITHM, HAS_MASK, HAS_SINK, CHUNKED, CLUSTER, GRID, PERSISTENT ...
 //   namespace trtc {
 //   using Input = bfloat16;  // likewise Output, Mask, Sink
-//   enum : int { THREADS = 128, ROWS_PER_CTA = 1, VEC_SIZE = 8, VECTORS = 4, CTAS_PER_ROW = 1, EXCHANGED = 2 };
+//   enum : int {
+//     THREADS_PER_ROW = 128, ROWS_PER_CTA = 1, VEC_SIZE = 8, VECTORS_PER_THREAD = 4, CTAS_PER_ROW = 1, EXCHANGED = 2,
+//   };
 //   }
 //   struct Params { ... };  // pointers, strides, rows, columns, scale ...
 //   #include "softmax/forward.cu"
@@ -98,7 +100,7 @@ struct RowExchange {
   uint32* arrived;
 #endif
 };
-enum : int { EXCHANGE_BUFFERS = REPEATS ? 2 : 1 };
+enum : int { EXCHANGE_BUFFERS = PERSISTENT ? 2 : 1 };
 
 TRTC_DEVICE RowExchange begin_exchange(const Params& params) {
   RowExchange exchange = {};
@@ -124,7 +126,7 @@ TRTC_DEVICE void exchange_values(RowExchange& exchange, float (&values)[EXCHANGE
 #if CLUSTER
   if (exchange.round == 0) cluster_wait();
   send_to_cluster<CTAS_PER_ROW>(values, of_round, exchange.barriers + buffer, exchange.rank);
-  receive_from_cluster<CTAS_PER_ROW, REPEATS>(values, of_round, exchange.barriers + buffer, times % 2);
+  receive_from_cluster<CTAS_PER_ROW, PERSISTENT>(values, of_round, exchange.barriers + buffer, times % 2);
 #elif GRID
   send_to_grid<CTAS_PER_ROW>(values, of_round, exchange.arrived + buffer, exchange.rank);
   receive_from_grid<CTAS_PER_ROW>(values, of_round, exchange.arrived + buffer, times);

@@ -2,9 +2,9 @@
 // on it: loads in flight need no registers, and the loops over it have few instructions. softmax/forward.cu and
 // softmax/backward.cu have the formulas, and softmax/row.cuh the row partition.
 //
-// THREADS is only the most: a launch may have fewer whole warps, and the partition uses threads_in_cta(). Vector i has
-// the columns from i * VEC_SIZE on of a CTA's slice. A thread copies its own vectors to shared memory, and no other
-// one sees them: so no barrier is needed, but for the sums.
+// THREADS_PER_ROW is only the most: a launch may have fewer whole warps, and the partition uses threads_in_cta().
+// Vector i has the columns from i * VEC_SIZE on of a CTA's slice. A thread copies its own vectors to shared memory, and
+// no other one sees them: so no barrier is needed, but for the sums.
 #pragma once
 
 #if BACKWARD
@@ -35,9 +35,9 @@ TRTC_DEVICE Vectors vectors_of_slice(int columns, const Range& range) {
   found.stop = found.range.end > found.range.begin ? (found.range.end + VEC_SIZE - 1) / VEC_SIZE : 0;
   // `own` skips whole rounds of the threads before `first`. An approximate reciprocal replaces the division: the added
   // half keeps every quotient 1/32 away from an integer, more than the error up to 2^22 vectors.
-  const float turns =
+  const float rounds =
       (static_cast<float>(found.first / 32) + 0.5f) * approximate_reciprocal(static_cast<float>(threads_in_cta() / 32));
-  found.own = thread + static_cast<int>(turns) * threads_in_cta();
+  found.own = thread + static_cast<int>(rounds) * threads_in_cta();
   if (found.own < found.first) found.own += threads_in_cta();
 #else
   found.range = {0, columns};
@@ -94,7 +94,7 @@ TRTC_DEVICE void blank(T* staged, uint32 fill, const Vectors& vectors, bool has_
 template <class Operation>
 TRTC_DEVICE float reduce_staged(float value, float* shared) {
   if (GRID && threads_in_cta() == 32) cta_barrier();
-  return reduce_row<Operation, THREADS, 1>(value, shared, threads_in_cta() / 32);
+  return reduce_row<Operation, THREADS_PER_ROW, 1>(value, shared, threads_in_cta() / 32);
 }
 
 #if !BACKWARD
@@ -103,7 +103,7 @@ TRTC_DEVICE float reduce_staged(float value, float* shared) {
 enum : bool { SCALES_LATE = NARROW && !MASK_IS_ADDED };
 // Terms of a float32 row replace x in shared memory, so that y needs no second exponential. -0 marks an excluded
 // element.
-enum : bool { KEEPS_TERMS = !NARROW && is_same<Input, float> && !MASK_IS_ADDED && !LOGARITHM };
+enum : bool { TERMS_REPLACE_X = !NARROW && is_same<Input, float> && !MASK_IS_ADDED && !LOGARITHM };
 enum : uint32 { EXCLUDED = 0x80000000u };
 
 // A vector's scores, but for `factor`.
@@ -156,10 +156,10 @@ TRTC_DEVICE void keep_larger(uint32 (&word)[words_of<Input, VEC_SIZE>],
 TRTC_DEVICE void softmax_forward(const Params& params) {
   // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
   // another writes the next row's.
-  constexpr int turns = REPEATS ? 2 : 1;
-  constexpr int of_one = reduced_floats(THREADS, 1, 1);
-  TRTC_SHARED(float, warp_largest, turns* of_one);
-  TRTC_SHARED(float, warp_sums, turns*(COUNTS_ONES ? 2 : 1) * of_one);
+  constexpr int buffers = PERSISTENT ? 2 : 1;
+  constexpr int reduce_floats = reduced_floats(THREADS_PER_ROW, 1, 1);
+  TRTC_SHARED(float, warp_largest, buffers* reduce_floats);
+  TRTC_SHARED(float, warp_sums, buffers*(COUNTS_ONES ? 2 : 1) * reduce_floats);
   TRTC_DYNAMIC_SHARED(char, shared);
 
   const int thread = thread_index(), threads = threads_in_cta();
@@ -170,13 +170,13 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
   Input* const staged = reinterpret_cast<Input*>(shared);
   Mask* const staged_mask = reinterpret_cast<Mask*>(shared + staged_bytes<Input>(slice));
   const float factor = SCALES_LATE ? scale_magnitude(params) : 1.0f;
-  int parity = 0;
+  int buffer = 0;
 
-  int64 turn = cta_index() / CTAS_PER_ROW;
+  int64 row_position = cta_index() / CTAS_PER_ROW;
   do {
-    int64 row = turn;
+    int64 row = row_position;
 #if HAS_MASK
-    row = row_of_masked_turn(params, turn);
+    row = row_of_masked_turn(params, row_position);
 #endif
     const Input* const x = static_cast<const Input*>(params.x) + first_column +
                            row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
@@ -241,13 +241,13 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     for (int i = 0; i < VEC_SIZE; ++i) most = larger(most, largest_at[i]);
     if (!SCALES_LATE) most *= scale_magnitude(params);
 #endif
-    const float largest = reduce_staged<Largest>(most, warp_largest + parity * of_one);
-    const float about = largest == minus_infinity() ? 0.0f : largest;
-    const Exponentials<Input, Output, MASK_IS_ADDED> terms(about, factor);
+    const float largest = reduce_staged<Largest>(most, warp_largest + buffer * reduce_floats);
+    const float origin = largest == minus_infinity() ? 0.0f : largest;
+    const Exponentials<Input, Output, MASK_IS_ADDED> terms(origin, factor);
 
     // ---- The sum of terms about it
 #if COUNTS_ONES
-    const bool has_ones = most - about == 0.0f;
+    const bool has_ones = most - origin == 0.0f;
     float ones = 0.0f;
 #endif
     float sum_at[VEC_SIZE] = {};
@@ -257,7 +257,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
       load_scores(v, params, staged + vector * VEC_SIZE, staged_mask + vector * VEC_SIZE);
 #pragma unroll
       for (int i = 0; i < VEC_SIZE; ++i) term[i] = terms.of(v[i]);
-      if constexpr (KEEPS_TERMS) {
+      if constexpr (TERMS_REPLACE_X) {
         uint32 word[words_of<Input, VEC_SIZE>];
         pack<Input>(word, term);
 #pragma unroll
@@ -270,8 +270,8 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
       if (has_ones) {
 #pragma unroll
         for (int i = 0; i < VEC_SIZE; ++i) {
-          ones += v[i] == about ? 1.0f : 0.0f;
-          term[i] = v[i] == about ? 0.0f : term[i];
+          ones += v[i] == origin ? 1.0f : 0.0f;
+          term[i] = v[i] == origin ? 0.0f : term[i];
         }
       }
 #endif
@@ -281,10 +281,10 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
     float total = sum_of_places(sum_at);
 #if COUNTS_ONES
     float sum[2] = {total, ones};
-    reduce_row<Sum, THREADS, 1, !REPEATS>(sum, warp_sums + parity * 2 * of_one, threads / 32);
+    reduce_row<Sum, THREADS_PER_ROW, 1, !PERSISTENT>(sum, warp_sums + buffer * 2 * reduce_floats, threads / 32);
     total = sum[0] * (1.0f / large_one) + sum[1];
 #else
-    total = reduce_staged<Sum>(total, warp_sums + parity * of_one);
+    total = reduce_staged<Sum>(total, warp_sums + buffer * reduce_floats);
     // Exactly 1 where one element takes part alone.
     total = terms.is_fused ? divide(total, terms.peak) : total * (1.0f / large_one);
 #endif
@@ -304,7 +304,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
       for (int i = 0; i < words_of<Output, VEC_SIZE>; ++i) word[i] = LOGARITHM ? minus_infinity_word<Output>() : 0;
       if (!CAUSAL || (vector >= vectors.first && vector < vectors.stop)) {
         float v[VEC_SIZE], y[VEC_SIZE];
-        if (KEEPS_TERMS) {
+        if (TERMS_REPLACE_X) {
           uint32 term_word[words_of<Input, VEC_SIZE>];
           load_vector<VEC_SIZE, Space::shared>(term_word, staged + vector * VEC_SIZE);
           unpack<Input>(v, term_word);
@@ -314,11 +314,11 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 #pragma unroll
         for (int i = 0; i < VEC_SIZE; ++i) {
 #if LOGARITHM
-          y[i] = fused_multiply_add(v[i] - totals.about, factor, totals.log_offset);
+          y[i] = fused_multiply_add(v[i] - totals.origin, factor, totals.log_offset);
 #else
-          y[i] = quotient_of(totals, KEEPS_TERMS ? v[i] : terms.of(v[i]));
+          y[i] = quotient_of(totals, TERMS_REPLACE_X ? v[i] : terms.of(v[i]));
 #endif
-          if (KEEPS_TERMS && (CAUSAL || HAS_MASK)) y[i] += 0.0f;  // the mark is -0
+          if (TERMS_REPLACE_X && (CAUSAL || HAS_MASK)) y[i] += 0.0f;  // the mark is -0
         }
 #if !LOGARITHM
         if (totals.is_small) {
@@ -330,7 +330,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
           // But for what is excluded, and -infinity beside it.
 #pragma unroll
           for (int i = 0; i < VEC_SIZE; ++i) {
-            const bool is_out = KEEPS_TERMS ? bits_from_float(v[i]) == EXCLUDED : v[i] == minus_infinity();
+            const bool is_out = TERMS_REPLACE_X ? bits_from_float(v[i]) == EXCLUDED : v[i] == minus_infinity();
             if (is_out) y[i] = LOGARITHM ? minus_infinity() : 0.0f;
           }
         }
@@ -338,9 +338,9 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
       }
       store_vector<VEC_SIZE>(out + vector * VEC_SIZE, word);
     }
-    turn += ctas_in_grid() / CTAS_PER_ROW;
-    parity = (parity + 1) % turns;
-  } while (REPEATS && turn < params.rows);
+    row_position += ctas_in_grid() / CTAS_PER_ROW;
+    buffer = (buffer + 1) % buffers;
+  } while (PERSISTENT && row_position < params.rows);
 }
 
 #else
@@ -348,9 +348,9 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 TRTC_DEVICE void softmax_backward(const Params& params) {
   // Reductions of a persistent kernel alternate between two buffers: a warp may still read one row's values while
   // another writes the next row's.
-  constexpr int turns = REPEATS ? 2 : 1;
-  constexpr int of_one = reduced_floats(THREADS, 1, 1);
-  TRTC_SHARED(float, warp_sums, turns* of_one);
+  constexpr int buffers = PERSISTENT ? 2 : 1;
+  constexpr int reduce_floats = reduced_floats(THREADS_PER_ROW, 1, 1);
+  TRTC_SHARED(float, warp_sums, buffers* reduce_floats);
   TRTC_DYNAMIC_SHARED(char, shared);
 
   const int thread = thread_index(), threads = threads_in_cta();
@@ -360,7 +360,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   const int slice_columns = max(min(params.columns - first_column, slice), 0);
   Input* const staged_y = reinterpret_cast<Input*>(shared);
   Gradient* const staged_dy = reinterpret_cast<Gradient*>(shared + staged_bytes<Input>(slice));
-  int parity = 0;
+  int buffer = 0;
 
   int64 row = cta_index() / CTAS_PER_ROW;
   do {
@@ -389,7 +389,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       add_gradient_terms(sum_at, y_word, dy_word);
     }
     float sum[1] = {sum_of_places(sum_at)};
-    sum[0] = reduce_staged<Sum>(sum[0], warp_sums + parity * of_one);
+    sum[0] = reduce_staged<Sum>(sum[0], warp_sums + buffer * reduce_floats);
 #if CLUSTER || GRID
     exchange_values(exchange, sum);
     sum[0] = reduce_lanes<Sum, CTAS_PER_ROW>(sum[0]);
@@ -412,8 +412,8 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       store_vector<VEC_SIZE>(dx + vector * VEC_SIZE, word);
     }
     row += ctas_in_grid() / CTAS_PER_ROW;
-    parity = (parity + 1) % turns;
-  } while (REPEATS && row < params.rows);
+    buffer = (buffer + 1) % buffers;
+  } while (PERSISTENT && row < params.rows);
 }
 
 #endif

@@ -15,10 +15,10 @@ namespace trtc {
 enum : bool { NARROW = !COUNTS_ONES };
 
 struct RowTotals {
-  float sum;    // of exponentials; NaN where y is
-  float about;  // what scores are less for their terms
+  float sum;     // of exponentials; NaN where y is
+  float origin;  // what is subtracted from scores for their terms
 #if LOGARITHM
-  float log_offset;  // y is (v - about) * factor + log_offset
+  float log_offset;  // y is (v - origin) * factor + log_offset
 #else
   float quotient;  // y is term * quotient, but for 2^-24 where `is_small`: it would lose digits
   float rest;      // what `quotient` is rounded by
@@ -48,8 +48,8 @@ TRTC_DEVICE RowTotals totals_of_row(const Params& params, RowExchange& exchange,
   total = reduce_lanes<Sum, CTAS_PER_ROW>(values[1] * weight);
   of_cta = shuffle_from(weight, exchange.rank);
 #endif
-  const float row_about = row_largest == minus_infinity() ? 0.0f : row_largest;
-  const float base = row_about * factor;
+  const float row_origin = row_largest == minus_infinity() ? 0.0f : row_largest;
+  const float base = row_origin * factor;
   [[maybe_unused]] float common = base;  // what the row's exponentials are about
   [[maybe_unused]] const bool nothing = total == 0.0f;
 #if HAS_SINK
@@ -68,9 +68,9 @@ TRTC_DEVICE RowTotals totals_of_row(const Params& params, RowExchange& exchange,
 #if HAS_LSE
   if (stores) static_cast<float*>(params.lse)[row] = total == 0.0f ? minus_infinity() : common + log_sum;
 #endif
-  found.about = again ? row_about : largest == minus_infinity() ? 0.0f : largest;
+  found.origin = again ? row_origin : largest == minus_infinity() ? 0.0f : largest;
 #if LOGARITHM
-  float correction = (found.about - row_about) * factor;
+  float correction = (found.origin - row_origin) * factor;
 #if HAS_SINK
   correction += base - common;
 #endif

@@ -291,7 +291,7 @@ deadlock exited_shared_memory: a CTA that nobody stores to | if (thread < 4) => 
     "norm": Norm(3, 252, NormConfig(64, 1, 4, 1), groups=3, rstd=True, faults=r"""
 early: sums of warps are read without a barrier | -cta_barrier(); after warps + warp] = values[i];
     @ if (thread % group == 0) of_group | place < warps_here ? of_group
-race: a row's sum is stored by every thread | const bool stores_of_row = thread == 0 && => const bool stores_of_row =
+race: a row's sum is stored by every thread | const bool is_row_leader = thread == 0 && => const bool is_row_leader =
 out_of_bounds: an end that is not filled is loaded as if it were
     | is_there = is_filled(k) || column < columns; => is_there = true; @ word, from + column, is_there);
 """),
@@ -324,8 +324,8 @@ early: a row is read from shared memory before others have copied it
     | -cta_barrier(); after copy_to_stage(staged, from, columns, thread);
 early: y is copied from shared memory before others have stored it
     | if (stores) {\n          cta_barrier(); => if (stores) { @ *
-out_of_bounds: elements behind a row are read | if (first + i * THREADS < columns) element[i] = => element[i] =
-out_of_bounds race: elements behind a row are stored | if (first + i * THREADS < columns) to[ => to[
+out_of_bounds: elements behind a row are read | if (first + i * THREADS_PER_ROW < columns) element[i] = => element[i] =
+out_of_bounds race: elements behind a row are stored | if (first + i * THREADS_PER_ROW < columns) to[ => to[
 misaligned: vectors that begin between two of those that were copied
     | Space::shared>(word[k], staged + => Space::shared>(word[k], staged + 1 +
 """),
@@ -352,8 +352,8 @@ race: the grid's sums are not released | Order::release) => Order::relaxed)
 race: threads do not wait for the one that meets the grid | -cta_barrier(); after - target) < 0) spin_hint();
 race: a row's target is the one before | (times + 1u) * => times *
 race: the rows of a grid share a counter
-    | exchange.arrived + number, exchange.rank) => exchange.arrived, exchange.rank)
-    | exchange.arrived + number, times) => exchange.arrived, times)
+    | exchange.arrived + buffer_index, exchange.rank) => exchange.arrived, exchange.rank)
+    | exchange.arrived + buffer_index, times) => exchange.arrived, times)
 race: CTAs store their sums to one place
     | store_relaxed_global(buffer + i * Ctas + rank, => store_relaxed_global(buffer + i * Ctas,
 race: groups of CTAs share a workspace | cta_index() / CTAS_PER_ROW * grid_workspace_words => 0 * grid_workspace_words

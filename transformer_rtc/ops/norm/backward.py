@@ -160,7 +160,7 @@ class BackwardSpec(RowSpec):
         flags = {
             "CENTRED": self.norm == "layer_norm",
             "HAS_WEIGHT": self.weight is not None and self.output is not None,
-            "WEIGHT_HELD": weight_bytes <= _HELD_WEIGHT_BYTES,
+            "WEIGHT_IN_REGISTERS": weight_bytes <= _HELD_WEIGHT_BYTES,
             "SEVERAL_ROWS": self.config.rows_per_cta > 1,
             "PER_HEAD": self.per_head,
             "NEEDS_X": self.needs_x,

@@ -87,10 +87,10 @@ class RowSpec(KernelSpec):
         config = self.config
         sizes = {
             "HIDDEN": self.hidden,
-            "THREADS": config.threads_per_row,
+            "THREADS_PER_ROW": config.threads_per_row,
             "ROWS_PER_CTA": config.rows_per_cta,
             "VEC_SIZE": config.vector,
-            "VECTORS": config.steps,
+            "VECTORS_PER_THREAD": config.steps,
             "CTAS_PER_ROW": config.ctas_per_row,
             "CHUNKS": self.chunks,
             "STAGES": config.stages,
@@ -336,7 +336,7 @@ class ForwardSpec(RowSpec):
         return {
             "Input": self.input,
             "Residual": self.residual or self.input,
-            "Held": self._held,
+            "NormInput": self._held,
             "Weight": self.weight or self.input,
             "Bias": self.bias or self.input,
             "Output": self.output,
@@ -354,8 +354,8 @@ class ForwardSpec(RowSpec):
             "ROUNDS": self.rounds,
             "HAS_SCALE": self.scale,
             "ROW_SCALED": "row_scale" in self.stores,
-            "REPEATS": self._repeats,
-            "COLUMNS_AHEAD": self._columns_ahead,
+            "PERSISTENT": self._repeats,
+            "LOADS_ALL_AFFINE": self._columns_ahead,
         }
         flags |= {f"HAS_{name.upper()}": name in self.stores for name in ("mean", "rstd", "amax", "scale_inv")}
         way = "persistent" if self.config.stages else "shared" if self.config.in_shared else "registers"

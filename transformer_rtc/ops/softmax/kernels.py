@@ -94,13 +94,13 @@ class _SoftmaxSpec(KernelSpec):
             "PREFETCHED": config.in_turn,
             "CLUSTER": config.exchange == "cluster",
             "GRID": config.exchange == "grid",
-            "REPEATS": config.takes_turns or config.exchange == "grid",
+            "PERSISTENT": config.takes_turns or config.exchange == "grid",
         }
         numbers = {
-            "THREADS": config.threads_per_row,
+            "THREADS_PER_ROW": config.threads_per_row,
             "ROWS_PER_CTA": config.rows_per_cta,
             "VEC_SIZE": config.vector,
-            "VECTORS": config.steps,
+            "VECTORS_PER_THREAD": config.steps,
             "CTAS_PER_ROW": config.ctas_per_row,
             "EXCHANGED": 2 if function == "softmax_forward" else 1,
         }
