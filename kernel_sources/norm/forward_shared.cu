@@ -34,8 +34,11 @@ static_assert(CHUNKS == 1, "a CTA holds its whole slice");
 #define LOADS_AHEAD (HAS_AFFINE && KEEPS_Y == ROW_SCALED)
 #define LOADS_EARLY (LOADS_AHEAD && ONE_PASS && R == 1 && EXACT)
 // All of a thread's vectors if a CTA is small (kernels.py: LOADS_ALL_AFFINE), half of 8, else 2 if there are so many.
-#define IN_FLIGHT \
-  (LOADS_ALL_AFFINE ? VECTORS_PER_THREAD : VECTORS_PER_THREAD == 8 && !PERSISTENT ? 4 : VECTORS_PER_THREAD > 1 ? 2 : 1)
+#define IN_FLIGHT                                                          \
+  (LOADS_ALL_AFFINE                                   ? VECTORS_PER_THREAD \
+   : VECTORS_PER_THREAD == 8 && !PERSISTENT           ? 4                  \
+   : VECTORS_PER_THREAD > 1 && THREADS_PER_ROW < 1024 ? 2                  \
+                                                      : 1)
 // Where registers are short.
 #define COMPUTES_ADDRESSES_ANEW (CENTRED && !ROW_SCALED)
 

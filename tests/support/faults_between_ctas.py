@@ -302,8 +302,7 @@ out_of_bounds: rows past the last one | exists = ROWS_PER_CTA == 1 || row < para
 out_of_bounds: a vector of the output behind a row's end | word, EXACT || column < columns); => word, true);
 """),
     "norm_staged": Norm(3, 252, NormConfig(32, 1, 4, 2, in_shared=True), groups=3, faults=r"""
-race: a row is read from shared memory without a wait
-    | -wait_async(); after (params.bias) + first_column + head_of(params, row[0]) * HIDDEN;
+race: a row is read from shared memory without a wait | wait_async();\n#if UNALIGNED => \n#if UNALIGNED
 out_of_bounds: an end that is not filled is copied as if it were
     | column < columns ? from + column : from, 0, column < columns ? bytes : 0); => from + column, 0, bytes);
     @ copy_async_part<bytes>
@@ -325,7 +324,8 @@ early: a row is read from shared memory before others have copied it
 early: y is copied from shared memory before others have stored it
     | if (stores) {\n          cta_barrier(); => if (stores) { @ *
 out_of_bounds: elements behind a row are read | if (first + i * THREADS_PER_ROW < columns) element[i] = => element[i] =
-out_of_bounds race: elements behind a row are stored | if (first + i * THREADS_PER_ROW < columns) to[ => to[
+out_of_bounds race: elements behind a row are stored
+    | column < columns; column += THREADS_PER_ROW) to[ => column < CHUNK; column += THREADS_PER_ROW) to[
 misaligned: vectors that begin between two of those that were copied
     | Space::shared>(word[k], staged + => Space::shared>(word[k], staged + 1 +
 """),
