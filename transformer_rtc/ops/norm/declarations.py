@@ -363,8 +363,8 @@ With ``x' = x * rstd`` and ``g = dy * (weight + weight_offset)``::
 once. dweight and dbias are added up in an order that the device, the shape, `sm_margin` and whether all rows are
 aligned to 16 bytes fix: the same bits in every run. A row's dx depends on no other row. What is not asked for costs
 nothing. For large numbers, and an eps that is 0, rstd is what the forward finds: where it is 0, dx is dresidual and
-the row adds nothing to dweight; where it is infinite, neither is a finite number. Without `rstd`, ``g * x`` is summed
-before it is multiplied by rstd: where that sum overflows, dx is no finite number.""",
+the row adds nothing to dweight; where it is infinite, neither is a finite number. Without `rstd`, ``g * x`` is
+summed before it is multiplied by rstd: where that sum overflows, dx is no finite number.""",
 )
 LAYER_NORM_BACKWARD = _backward(
     "layer_norm",

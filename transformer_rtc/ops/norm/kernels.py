@@ -26,7 +26,8 @@ __all__ = ["REALS", "ForwardSpec", "RowSpec"]
 
 # Each quarter of a multiprocessor has registers for as many warps as have so many of a thread together.
 _REGISTERS_OF_QUARTER = 512
-# Of a multiprocessor. Those of sm_89 and sm_120 hold 24, and 1536 threads: there the compiler ignores what asks for more.
+# Of a multiprocessor. Those of sm_89 and sm_120 hold 24, and 1536 threads: there the compiler ignores what asks for
+# more.
 _MOST_CTAS = 32
 # Threads and steps of LayerNorm's 16-bit rows, weight and bias for which the compiler spills 8 to 28 bytes to have 40
 # registers, where one CTA stores rstd; without it, it takes 48 (7680: 0.984, spilled 0.941; 16128: 0.988, 0.879; only
