@@ -17,6 +17,10 @@ static_assert(sizeof(uint16) == 2 && sizeof(uint32) == 4 && sizeof(uint64) == 8,
 #define TRTC_OUT_OF_LINE __device__ __noinline__
 #define TRTC_ENTRY extern "C" __global__
 #define TRTC_LAUNCH_BOUNDS(...) __launch_bounds__(__VA_ARGS__)
+// As many CTAs as are asked for, or as a multiprocessor has threads for: the compiler warns of more, and ignores them.
+#define TRTC_MOST_THREADS \
+  (TRTC_ARCHITECTURE == 80 || (TRTC_ARCHITECTURE >= 90 && TRTC_ARCHITECTURE < 110) ? 2048 : 1536)
+#define TRTC_RESIDENT(threads, ctas) ((threads) * (ctas) <= TRTC_MOST_THREADS ? (ctas) : TRTC_MOST_THREADS / (threads))
 #define TRTC_PARAMETER const __grid_constant__
 
 // Kernels test this, never the compiler's own macro: 90 for sm_90.

@@ -26,8 +26,8 @@ __all__ = ["REALS", "ForwardSpec", "RowSpec"]
 
 # Each quarter of a multiprocessor has registers for as many warps as have so many of a thread together.
 _REGISTERS_OF_QUARTER = 512
-# Of a multiprocessor. Those of sm_89 and sm_120 hold 24, and 1536 threads: there the compiler ignores what asks for
-# more.
+# Of a multiprocessor. Those of sm_89 and sm_120 hold 24: there the compiler ignores what a few kernels of one warp ask
+# for.
 _MOST_CTAS = 32
 # Threads and steps of LayerNorm's 16-bit rows, weight and bias for which the compiler spills 8 to 28 bytes to have 40
 # registers, where one CTA stores rstd; without it, it takes 48 (7680: 0.984, spilled 0.941; 16128: 0.988, 0.879; only
@@ -73,7 +73,7 @@ class RowSpec(KernelSpec):
             warps = 4 * (_REGISTERS_OF_QUARTER // self._registers)
             ctas = max(1, min(resident, 32 * warps // config.threads))
             if ctas <= _MOST_CTAS:  # more would be ignored, with a warning
-                bounds += f", {ctas}"
+                bounds += f", TRTC_RESIDENT({config.threads}, {ctas})"
         return bounds
 
     def _plain_program(
@@ -240,7 +240,9 @@ class ForwardSpec(RowSpec):
         if staged and config.in_shared and not (config.stages or self._columns_ahead) and tight:
             # The compiler takes 32 for some, for pairs of rows 48, and spills; or 96 of the 112 that it may have, and
             # spills.
-            return 64 if not pairs else 80 if self.output.bytes == 1 else 72
+            if not pairs:
+                return 64
+            return (96 if self.input.bytes == 2 else 80) if self.output.bytes == 1 else 72
         if pairs and config.chunk * config.ctas_per_row != self.hidden:
             return 56  # likewise
         if self._spills:
