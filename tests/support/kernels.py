@@ -228,12 +228,9 @@ def table(architecture: int) -> tuple[Kernel, ...]:
 
 # ---- Which of them stand for the others ------------------------------------------------------------------------------
 
-_NUMBERS = ("stages", "together", "ctas_per_row", "gradients")
+_NUMBERS = ("stages", "rows_per_pass", "ctas_per_row")
 _MORE_THAN_ONE = ("chunks", "rows_per_cta")
-_PLAIN_FLAGS = ("CHUNKED", "PREFETCHED", "CLUSTER", "GRID", "UNALIGNED")
-_PLAIN_NUMBERS = ("CTAS_PER_ROW", "STAGES", "ROWS_PER_PASS")
-_PLAIN_MORE_THAN_ONE = ("CHUNKS", "ROWS_PER_CTA")
-_LAYOUT = ("in_shared", "clusters", "chunked", "tiled", "in_turn", "stages", "together", "ctas_per_row")
+_LAYOUT = ("unaligned", "clusters", "cluster", "grid", "chunked", "tiled", "in_turn", "prefetched", *_NUMBERS)
 
 
 def _call(program: str) -> tuple[str, str]:
@@ -249,21 +246,15 @@ def _features(spec: KernelSpec) -> set[tuple[str, ...]]:
     """Return what a kernel's text makes of its template: how it divides a row, and every two of its other traits."""
     program = spec.program
     template, arguments = _call(program)
-    if "#define" in program:
-        flags = re.findall(r"#define (\w+) 1\n", program)
-        numbers = dict(re.findall(r"  (\w+) = (\d+),\n", program))
-        layout = [*(name for name in _PLAIN_FLAGS if name in flags)]
-        layout += [f"{name} {numbers[name]}" for name in _PLAIN_NUMBERS if name in numbers]
-        found = [*flags, *re.findall(r"using (?:Input|Output) = (?:.*8|float);", program)]
-        found += [f"{name} > 1" for name in _PLAIN_MORE_THAN_ONE if int(numbers.get(name, 1)) > 1]
-        return {(template, *layout), *((template, *pair) for pair in itertools.combinations(found, 2))}
-    if "struct Traits" not in program:
+    text = program.lower()
+    # A plain kernel's macros that are 1, or a template's traits that are true.
+    flags = re.findall(r"#define (\w+) 1\n", text) or re.findall(r"(\w+) = true,", text)
+    numbers = {name: int(value) for name, value in re.findall(r"(\w+) = (\d+),", text)}
+    if not numbers:
         values = enumerate(re.sub(r"trtc::\w+|float", "", arguments).split(", "))
         return {(template, f"{place}: {value}") for place, value in values}
-    flags = re.findall(r"(\w+) = true,", program)
-    numbers = {name: int(value) for name, value in re.findall(r"(\w+) = (\d+),", program)}
     layout = [name if name in flags else f"{name} {numbers[name]}" for name in _LAYOUT if name in (*flags, *numbers)]
-    found = [*flags, *re.findall(r"using (?:Input|Output) = (?:.*8|float);", program)]
+    found = [*flags, *re.findall(r"using (?:input|output) = (?:.*8|float);", text)]
     found += [f"{name} {numbers[name]}" for name in _NUMBERS if name in numbers]
     found += [f"{name} > 1" for name in _MORE_THAN_ONE if numbers.get(name, 1) > 1]
     return {(template, *layout), *((template, *pair) for pair in itertools.combinations(found, 2))}
