@@ -328,8 +328,8 @@ _UNEVEN_FORWARD = (
     _Entry(512, 1, 128, 4),
     _Entry(4096, 1, 1024, 4),
 )
-# Others have vectors of 16 bytes, the last one in part, and travel by words: many threads have more of these
-# on their way. No model has such rows, for which nothing was tuned.
+# Others have vectors of 16 bytes, the last one in part, and are copied to shared memory word by word. Many threads have
+# many words in flight. Nothing was tuned for such rows, which no model has.
 _PADDED_FORWARD = (
     _Entry(32, 1, 32, 1, 8),
     _Entry(128, 1, 64, 2, 2),
