@@ -46,6 +46,7 @@ TRTC_DEVICE void cta_barrier() { __syncthreads(); }
 // Full-mask shuffles, to be called by converged warps. A shuffle orders no memory.
 TRTC_DEVICE float shuffle_xor(float value, int lane_mask) { return __shfl_xor_sync(0xffffffffu, value, lane_mask); }
 TRTC_DEVICE float shuffle_from(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+TRTC_DEVICE uint32 shuffle_from(uint32 value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 TRTC_DEVICE uint64 shuffle_from(uint64 value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // Correctly rounded. Programs are compiled without contraction, so a fused multiply-add is only

@@ -391,6 +391,10 @@ TRTC_DEVICE void forget_uses(uint32& bits) {
   TRTC_PTX(asm volatile("" : "+r"(bits));)
   TRTC_PORTABLE(static_cast<void>(bits);)
 }
+TRTC_DEVICE void forget_uses(char*& address) {
+  TRTC_PTX(asm volatile("" : "+l"(address));)
+  TRTC_PORTABLE(static_cast<void>(address);)
+}
 
 // ---- Asynchronous copies from global to shared memory: 4, 8 or 16 bytes, aligned ------------------------------------
 // They pass through no register, so that many can be in flight. A thread may read what it copied once it has waited.

@@ -3,7 +3,8 @@
 #pragma once
 
 #include "any_row.cuh"
-#include "softmax.cuh"
+#include "softmax/mask_gradient.cuh"
+#include "softmax/sink_gradient.cuh"
 
 namespace trtc {
 

@@ -1,4 +1,4 @@
-// Which elements have a gradient: for the backward kernels of whole rows. Where y is 0, or -infinity for a logarithm,
+// Which elements have a gradient: for the backward kernels. Where y is 0, or -infinity for a logarithm,
 // an element took no part: its dx is 0, and its dy counts as 0, whatever it is.
 #pragma once
 
@@ -30,9 +30,10 @@ TRTC_DEVICE void clear_absent(float (&value)[VEC_SIZE], const float (&y)[VEC_SIZ
   }
 }
 
-// Adds up what a vector's elements add to the sum of the row. Of 16 bits, y is cleared as well, which changes no sum:
-// what is unpacked here is another value than find_gradients() unpacks then. Else the compiler would keep both arrays
-// as floats during the row's exchange, which take twice the registers.
+// Adds up what a vector's elements add to the sum of the row. `ClearsY`: of 16 bits, y is cleared as well, which
+// changes no sum. What is unpacked here is another value then than find_gradients() unpacks: else the compiler would
+// keep both arrays as floats during the row's exchange, which take twice the registers.
+template <bool ClearsY>
 TRTC_DEVICE void add_gradient_terms(float (&sum_at)[VEC_SIZE], const uint32 (&y_word)[words_of<Input, VEC_SIZE>],
                                     const uint32 (&dy_word)[words_of<Gradient, VEC_SIZE>]) {
   uint32 used_y[words_of<Input, VEC_SIZE>], used_dy[words_of<Gradient, VEC_SIZE>];
@@ -40,7 +41,7 @@ TRTC_DEVICE void add_gradient_terms(float (&sum_at)[VEC_SIZE], const uint32 (&y_
   for (int i = 0; i < words_of<Input, VEC_SIZE>; ++i) used_y[i] = y_word[i];
 #pragma unroll
   for (int i = 0; i < words_of<Gradient, VEC_SIZE>; ++i) used_dy[i] = dy_word[i];
-  if (!LOGARITHM) clear_absent_pairs<Input>(used_y, y_word);
+  if (ClearsY && !LOGARITHM) clear_absent_pairs<Input>(used_y, y_word);
   clear_absent_pairs<Gradient>(used_dy, y_word);
   float y[VEC_SIZE], dy[VEC_SIZE];
   unpack<Input>(y, used_y);

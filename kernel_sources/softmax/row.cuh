@@ -1,6 +1,7 @@
-// What the kernels of softmax for whole rows share: how a row is partitioned, and how CTAs that share one exchange what
-// they found. Whole rows: all begin at aligned addresses, and the number of columns, which a launch says, is a multiple
-// of VEC_SIZE.
+// What the kernels of softmax share: how a row is partitioned, and how CTAs that share one exchange what they found.
+//
+// A kernel is for whole rows: all begin at aligned addresses, and the number of columns, which a launch says, is a
+// multiple of VEC_SIZE. Or it is for any rows (UNALIGNED): softmax/unaligned.cuh.
 //
 // Row partition: CTAS_PER_ROW CTAs have a slice each, of as many whole vectors as the others; the last ones may have
 // less, or nothing. A CTA has ROWS_PER_CTA rows at a time, each of which THREADS_PER_ROW threads share, vector by
@@ -15,7 +16,7 @@
 // 2 of forward and 1 of backward. COUNTS_ONES: y is float32; NARROW: it is not. Softmax of bfloat16, shortened:
 //
 //   #include "types.cuh"
-//   #define CAUSAL 0  // likewise LOGARITHM, HAS_MASK, HAS_SINK, CHUNKED, CLUSTER, GRID, PERSISTENT ...
+//   #define CAUSAL 0  // likewise LOGARITHM, HAS_MASK, HAS_SINK, UNALIGNED, CHUNKED, CLUSTER, GRID ...
 //   namespace trtc {
 //   using Input = bfloat16;  // likewise Output, Mask, Sink
 //   enum : int {
@@ -34,6 +35,11 @@
 #include "softmax/scores.cuh"
 
 namespace trtc {
+
+enum : int {
+  VECTOR_STRIDE = THREADS_PER_ROW * VEC_SIZE,  // columns from a thread's vector to its next
+  CHUNK = VECTORS_PER_THREAD * VECTOR_STRIDE,  // columns of all
+};
 
 // Columns of a CTA's slice.
 TRTC_DEVICE int slice_of(int columns) {

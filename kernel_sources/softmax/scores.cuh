@@ -16,6 +16,7 @@ struct Range {
   TRTC_DEVICE bool has(int column) const { return column >= begin && column < end; }
   // The same of a part that begins with column `first`.
   TRTC_DEVICE Range from(int first) const { return {begin - first, end - first}; }
+  TRTC_DEVICE Range within(const Range& other) const { return {max(begin, other.begin), min(end, other.end)}; }
 };
 
 template <class Params>
@@ -108,12 +109,7 @@ TRTC_DEVICE float masked_score(float x, float scale, float added) {
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
 
-// The bits of y of an element that did not take part, and whether one did. Whatever its dy is, its dx is 0, and its dy
-// counts as 0.
-template <bool Logarithm, class Input>
-TRTC_DEVICE uint32 absent_bits() {
-  return Logarithm ? minus_infinity_bits<Input>() : 0;
-}
+// Whether an element took part. Where it did not, whatever its dy is, its dx is 0, and its dy counts as 0.
 template <bool Logarithm>
 TRTC_DEVICE bool took_part(float y) {
   return y != (Logarithm ? minus_infinity() : 0.0f);

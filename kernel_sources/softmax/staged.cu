@@ -1,4 +1,4 @@
-// Forward and backward of softmax for longer whole rows, which are in shared memory while the CTAs that share one work
+// Forward and backward of softmax for longer rows, which are in shared memory while the CTAs that share one work
 // on it: loads in flight need no registers, and the loops over it have few instructions. softmax/forward.cu and
 // softmax/backward.cu have the formulas, and softmax/row.cuh the row partition.
 //
@@ -12,66 +12,115 @@
 #else
 #include "softmax/totals.cuh"
 #endif
+#if UNALIGNED
+#include "softmax/unaligned.cuh"
+#endif
 
 namespace trtc {
 
 // The vectors [first, stop) of a slice hold all columns that take part. A thread has vector `own`, and every
-// threads_in_cta()-th after it.
+// threads_in_cta()-th after it. UNALIGNED: all of these count slots (softmax/unaligned.cuh).
 struct Vectors {
-  Range range;  // of columns
+  Range range;  // of columns that take part
   int count;    // of all vectors of the slice
   int first;
   int stop;
   int own;
 };
 
-TRTC_DEVICE Vectors vectors_of_slice(int columns, const Range& range) {
+TRTC_DEVICE Vectors vectors_of_slice(int columns, const Range& range, int shift) {
   const int thread = thread_index();
   Vectors found;
-  found.count = columns / VEC_SIZE;
-#if CAUSAL
-  found.range = {max(range.begin, 0), min(range.end, columns)};
+#if CAUSAL || UNALIGNED
+  found.range = {max(range.begin, 0) + shift, min(range.end, columns) + shift};
   found.first = found.range.begin / VEC_SIZE;
   found.stop = found.range.end > found.range.begin ? (found.range.end + VEC_SIZE - 1) / VEC_SIZE : 0;
+#else
+  found.range = {0, columns};
+  found.first = 0;
+  found.stop = columns / VEC_SIZE;
+#endif
+  found.count = UNALIGNED && columns > 0 ? (columns + shift + VEC_SIZE - 1) / VEC_SIZE : columns / VEC_SIZE;
+  found.own = thread;
+#if CAUSAL
   // `own` skips whole rounds of the threads before `first`. An approximate reciprocal replaces the division: the added
   // half keeps every quotient 1/32 away from an integer, more than the error up to 2^22 vectors.
   const float rounds =
       (static_cast<float>(found.first / 32) + 0.5f) * approximate_reciprocal(static_cast<float>(threads_in_cta() / 32));
-  found.own = thread + static_cast<int>(rounds) * threads_in_cta();
+  found.own += static_cast<int>(rounds) * threads_in_cta();
   if (found.own < found.first) found.own += threads_in_cta();
-#else
-  found.range = {0, columns};
-  found.first = 0;
-  found.stop = found.count;
-  found.own = thread;
 #endif
   return found;
 }
 
-// Where an array begins in shared memory, behind one of so many elements of T.
+// Bytes of shared memory for a slice of an array: what follows it is aligned.
 template <class T>
-TRTC_DEVICE int staged_bytes(int elements) {
+TRTC_DEVICE int staged_bytes(int slice) {
+  const int elements = UNALIGNED ? (slice + 2 * VEC_SIZE - 2) / VEC_SIZE * VEC_SIZE : slice;  // at any shift
   return (elements * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
+}
+
+template <class T>
+TRTC_DEVICE void copy_vector(T* staged, const T* from) {
+  constexpr int piece = alignment_of<T, VEC_SIZE>;  // bytes
+  constexpr int elements = piece / static_cast<int>(sizeof(T));
+#pragma unroll
+  for (int i = 0; i < VEC_SIZE; i += elements) {
+    copy_async<piece, !CAUSAL>(staged + i, from + i);
+  }
 }
 
 // A thread's vectors of an array, on their way to shared memory: it may load them there once it has waited. Returns
 // whether the last one is this thread's.
+#if UNALIGNED
+// Vectors outside `readable`, or all where they are not `aligned`, are read by elements, with `fill` beside these. They
+// come last: a thread waits for them. Who has the last vector is known where they are aligned.
+template <class T>
+TRTC_DEVICE bool fetch(T* staged, const T* from, const Vectors& vectors, const Range& readable, bool aligned,
+                       uint32 fill) {
+  const int threads = threads_in_cta(), last = vectors.stop - 1;
+  if (last < vectors.first) return false;
+  const int first_whole = (max(readable.begin, 0) + VEC_SIZE - 1) / VEC_SIZE;
+  const int stop_whole = aligned ? min(vectors.stop, readable.end / VEC_SIZE) : 0;
+  int vector = vectors.own < first_whole ? vectors.own + threads : vectors.own;
+  const T* next = from + vector * VEC_SIZE;
+#pragma unroll 1
+  for (; vector < stop_whole; vector += threads) {
+    copy_vector(staged + vector * VEC_SIZE, next);
+    next += threads * VEC_SIZE;
+  }
+  // At most one vector is behind those.
+  const bool has_last = (vectors.stop == stop_whole ? vector - threads : vector) == last;
+  const bool has_first = vectors.own == vectors.first && vectors.first < first_whole;
+  const int until = !aligned || (has_last && vectors.stop > stop_whole) ? last : has_first ? vectors.first : -1;
+  const int step = !aligned ? threads : max(last - vectors.first, 1);
+#pragma unroll 1
+  for (vector = !aligned ? vectors.own : has_first ? vectors.first : last; vector <= until; vector += step) {
+    uint32 word[words_of<T, VEC_SIZE>];
+#pragma unroll
+    for (int i = 0; i < words_of<T, VEC_SIZE>; ++i) word[i] = fill;
+    const int slot = vector * VEC_SIZE;
+    load_elements_of(word, from + slot, vectors.range.begin - slot, vectors.range.end - slot);
+    store_vector<VEC_SIZE, Space::shared>(staged + slot, word);
+  }
+  return has_last;
+}
+#else
 template <class T>
 TRTC_DEVICE bool fetch(T* staged, const T* from, const Vectors& vectors) {
-  constexpr int piece = alignment_of<T, VEC_SIZE>;  // bytes
-  constexpr int elements = piece / static_cast<int>(sizeof(T));
+  const int threads = threads_in_cta();
   int vector = vectors.own;
+  const T* next = from + vector * VEC_SIZE;
 #pragma unroll 1
-  for (; vector < vectors.stop; vector += threads_in_cta()) {
-#pragma unroll
-    for (int i = 0; i < VEC_SIZE; i += elements) {
-      copy_async<piece, !CAUSAL>(staged + vector * VEC_SIZE + i, from + vector * VEC_SIZE + i);
-    }
+  for (; vector < vectors.stop; vector += threads) {
+    copy_vector(staged + vector * VEC_SIZE, next);
+    next += threads * VEC_SIZE;
   }
-  return vector - threads_in_cta() == vectors.stop - 1;
+  return vector - threads == vectors.stop - 1;
 }
+#endif
 
-#if CAUSAL
+#if CAUSAL || (UNALIGNED && BACKWARD)
 // Columns of the first and the last vector that do not take part become those of `fill`, by the threads that have
 // these.
 template <class T>
@@ -89,6 +138,19 @@ TRTC_DEVICE void blank(T* staged, uint32 fill, const Vectors& vectors, bool has_
   }
 }
 #endif
+
+// A vector of a row; `all`: the slots that have a column.
+template <class T>
+TRTC_DEVICE void store_staged(T* to, const uint32 (&word)[words_of<T, VEC_SIZE>], int vector, const Range& all) {
+#if UNALIGNED
+  const int slot = vector * VEC_SIZE;
+  const bool is_whole = is_inside(slot, all) && is_aligned(to);
+  store_vector<VEC_SIZE>(to + slot, word, is_whole);
+  if (!is_whole) store_elements_of(to + slot, word, all.begin - slot, all.end - slot);
+#else
+  store_vector<VEC_SIZE>(to + vector * VEC_SIZE, word);
+#endif
+}
 
 // Over the threads of this CTA. One warp has a barrier only where others might still read what CTAs have exchanged.
 template <class Operation>
@@ -160,6 +222,9 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
   constexpr int reduce_floats = reduced_floats(THREADS_PER_ROW, 1, 1);
   TRTC_SHARED(float, warp_largest, buffers* reduce_floats);
   TRTC_SHARED(float, warp_sums, buffers*(COUNTS_ONES ? 2 : 1) * reduce_floats);
+#if UNALIGNED
+  TRTC_SHARED(float, rotated, rotated_floats());
+#endif
   TRTC_DYNAMIC_SHARED(char, shared);
 
   const int thread = thread_index(), threads = threads_in_cta();
@@ -178,14 +243,35 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 #if HAS_MASK
     row = row_of_masked_turn(params, row_position);
 #endif
-    const Input* const x = static_cast<const Input*>(params.x) + first_column +
-                           row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
-    Output* const out = static_cast<Output*>(params.out) + first_column +
-                        row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
-    const Vectors vectors = vectors_of_slice(slice_columns, range_of_row(params, row).from(first_column));
+    const Input* x = static_cast<const Input*>(params.x) + first_column +
+                     row_offset(params, row, params.x_outer_stride, params.x_inner_stride);
+    Output* out = static_cast<Output*>(params.out) + first_column +
+                  row_offset(params, row, params.out_outer_stride, params.out_inner_stride);
+#if HAS_MASK
+    const Mask* mask = static_cast<const Mask*>(params.mask) + mask_offset(params, row) + first_column;
+#endif
+#if UNALIGNED
+    const int shift = elements_past_vector(x);
+    x -= shift;
+    out -= shift;
+#else
+    constexpr int shift = 0;
+#endif
+    const Range all = {shift, shift + slice_columns};
+    const Vectors vectors = vectors_of_slice(slice_columns, range_of_row(params, row).from(first_column), shift);
+#if UNALIGNED
+    // Of x, nothing beside the row is read: that would have to be replaced.
+    [[maybe_unused]] const bool has_last = fetch(staged, x, vectors, all, true, minus_infinity_word<Input>());
+#if HAS_MASK
+    mask -= shift;
+    const Neighbours in_mask = neighbours_in_mask(params, row, first_column, first_column + slice_columns);
+    fetch(staged_mask, mask, vectors, readable_slots(all, in_mask), is_aligned(mask), 0);
+#endif
+#else
     [[maybe_unused]] const bool has_last = fetch(staged, x, vectors);
 #if HAS_MASK
-    fetch(staged_mask, static_cast<const Mask*>(params.mask) + mask_offset(params, row) + first_column, vectors);
+    fetch(staged_mask, mask, vectors);
+#endif
 #endif
     wait_async();
 #if CAUSAL
@@ -278,6 +364,9 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
 #pragma unroll
       for (int i = 0; i < VEC_SIZE; ++i) sum_at[i] += term[i];
     }
+#if UNALIGNED
+    rotate_places(sum_at, shift, rotated, threads / 32);
+#endif
     float total = sum_of_places(sum_at);
 #if COUNTS_ONES
     float sum[2] = {total, ones};
@@ -336,7 +425,7 @@ TRTC_DEVICE void softmax_forward(const Params& params) {
         }
         pack<Output>(word, y);
       }
-      store_vector<VEC_SIZE>(out + vector * VEC_SIZE, word);
+      store_staged(out, word, vector, all);
     }
     row_position += ctas_in_grid() / CTAS_PER_ROW;
     buffer = (buffer + 1) % buffers;
@@ -351,6 +440,9 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
   constexpr int buffers = PERSISTENT ? 2 : 1;
   constexpr int reduce_floats = reduced_floats(THREADS_PER_ROW, 1, 1);
   TRTC_SHARED(float, warp_sums, buffers* reduce_floats);
+#if UNALIGNED
+  TRTC_SHARED(float, rotated, rotated_floats());
+#endif
   TRTC_DYNAMIC_SHARED(char, shared);
 
   const int thread = thread_index(), threads = threads_in_cta();
@@ -364,17 +456,36 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
 
   int64 row = cta_index() / CTAS_PER_ROW;
   do {
-    const Input* const y = static_cast<const Input*>(params.y) + first_column +
-                           row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
-    const Gradient* const dy = static_cast<const Gradient*>(params.dy) + first_column +
-                               row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
-    Output* const dx = static_cast<Output*>(params.dx) + first_column +
-                       row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
-    const Vectors vectors = vectors_of_slice(slice_columns, range_of_row(params, row).from(first_column));
+    const Input* y = static_cast<const Input*>(params.y) + first_column +
+                     row_offset(params, row, params.y_outer_stride, params.y_inner_stride);
+    const Gradient* dy = static_cast<const Gradient*>(params.dy) + first_column +
+                         row_offset(params, row, params.dy_outer_stride, params.dy_inner_stride);
+    Output* dx = static_cast<Output*>(params.dx) + first_column +
+                 row_offset(params, row, params.dx_outer_stride, params.dx_inner_stride);
+#if UNALIGNED
+    const int shift = elements_past_vector(y);
+    y -= shift;
+    dy -= shift;
+    dx -= shift;
+#else
+    constexpr int shift = 0;
+#endif
+    const Range all = {shift, shift + slice_columns};
+    const Vectors vectors = vectors_of_slice(slice_columns, range_of_row(params, row).from(first_column), shift);
+#if UNALIGNED
+    const int stop_column = first_column + slice_columns;
+    const bool apart = are_rows_apart(params, params.y_outer_stride, params.y_inner_stride) &&
+                       are_rows_apart(params, params.dy_outer_stride, params.dy_inner_stride);
+    const Range readable =
+        readable_slots(all, neighbours_of(row, params.rows, apart, first_column, stop_column, params.columns));
+    [[maybe_unused]] const bool has_last = fetch(staged_y, y, vectors, readable, true, absent_word());
+    fetch(staged_dy, dy, vectors, readable, is_aligned(dy), 0);
+#else
     [[maybe_unused]] const bool has_last = fetch(staged_y, y, vectors);
     fetch(staged_dy, dy, vectors);
+#endif
     wait_async();
-#if CAUSAL
+#if CAUSAL || UNALIGNED
     blank(staged_y, absent_word(), vectors, has_last);
 #endif
 
@@ -386,8 +497,11 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
       uint32 dy_word[words_of<Gradient, VEC_SIZE>];
       load_vector<VEC_SIZE, Space::shared>(y_word, staged_y + vector * VEC_SIZE);
       load_vector<VEC_SIZE, Space::shared>(dy_word, staged_dy + vector * VEC_SIZE);
-      add_gradient_terms(sum_at, y_word, dy_word);
+      add_gradient_terms<false>(sum_at, y_word, dy_word);
     }
+#if UNALIGNED
+    rotate_places(sum_at, shift, rotated, threads / 32);
+#endif
     float sum[1] = {sum_of_places(sum_at)};
     sum[0] = reduce_staged<Sum>(sum[0], warp_sums + buffer * reduce_floats);
 #if CLUSTER || GRID
@@ -409,7 +523,7 @@ TRTC_DEVICE void softmax_backward(const Params& params) {
         load_vector<VEC_SIZE, Space::shared>(dy_word, staged_dy + vector * VEC_SIZE);
         find_gradients(word, y_word, dy_word, sum[0], params.scale);
       }
-      store_vector<VEC_SIZE>(dx + vector * VEC_SIZE, word);
+      store_staged(dx, word, vector, all);
     }
     row += ctas_in_grid() / CTAS_PER_ROW;
     buffer = (buffer + 1) % buffers;

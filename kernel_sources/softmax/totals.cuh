@@ -1,5 +1,4 @@
-// From the largest score of a row and its sum of exponentials to what makes y of a term: for the forward kernels of
-// whole rows.
+// From the largest score of a row and its sum of exponentials to what makes y of a term: for the forward kernels.
 //
 // A term is 2^24 exp(v - m) (`large_one` in exponential.cuh): an exponential too small for a float keeps its digits. If
 // y is 8 or 16 bits (NARROW), v is not scaled yet: `factor` is part of the exponential's multiply-add.

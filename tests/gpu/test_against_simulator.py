@@ -109,5 +109,5 @@ def test_conversions_agree_on_every_float():
 
 @pytest.mark.parametrize("size", vec_elements.SIZES)
 @pytest.mark.parametrize("element", vec_elements.TYPES)
-def test_elements_of_every_range_are_loaded_kept_and_stored_and_no_others_touched(element, size, rng, torch):
+def test_elements_of_every_range_are_loaded_and_stored_and_no_others_touched(element, size, rng, torch):
     vec_elements.hold(element, size, 0, rng, lambda array: torch.from_numpy(array.view(np.uint8).copy()).cuda())

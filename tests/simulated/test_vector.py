@@ -14,5 +14,5 @@ from transformer_rtc import SimulatedDevice
 )
 @pytest.mark.parametrize("size", vec_elements.SIZES)
 @pytest.mark.parametrize("element", vec_elements.TYPES)
-def test_elements_of_every_range_are_loaded_kept_and_stored_and_no_others_touched(element, size, checked, rng):
+def test_elements_of_every_range_are_loaded_and_stored_and_no_others_touched(element, size, checked, rng):
     vec_elements.hold(element, size, SimulatedDevice(checked=checked), rng, lambda array: array.view(np.uint8))

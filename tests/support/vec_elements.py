@@ -1,4 +1,4 @@
-"""A Vec's elements of a range: what loads, stores and keeps them, beside numpy, for every range."""
+"""A Vec's elements of a range: what loads and stores them, beside numpy, for every range."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformer_rtc import Field, LaunchConfig, SimulatedDevice
 # Of 1, 2 and 4 bytes.
 TYPES = {"trtc::boolean": np.uint8, "trtc::bfloat16": np.uint16, "float": np.uint32}
 SIZES = (1, 2, 4, 8)
-RESULTS = ("loaded", "kept", "replaced", "stored")
+RESULTS = ("loaded", "stored")
 FIELDS = (Field("from", "pointer"), *(Field(name, "pointer") for name in RESULTS), Field("span", "int32"))
 
 # A thread has a range. What it stores by elements has one of them on either side, and no alignment.
@@ -33,14 +33,6 @@ TRTC_ENTRY void vec_elements(TRTC_PARAMETER Params params) {
   loaded.store(static_cast<Element*>(params.loaded) + thread * SIZE, true);
   whole.fill(0);
   whole.load_each(from, 0, SIZE);
-  Value kept = whole;
-  const auto far = [&](int place) { return place == params.span - SIZE - 2 ? 1 << 30 : place; };  // in bits, no int
-  kept.keep(far(first), far(end), FILL);
-  kept.store(static_cast<Element*>(params.kept) + thread * SIZE, true);
-  Value replaced;
-  replaced.fill(FILL);
-  replaced.replace_first(whole, min(max(first, 0), SIZE));
-  replaced.store(static_cast<Element*>(params.replaced) + thread * SIZE, true);
   whole.store_each(static_cast<Element*>(params.stored) + thread * (SIZE + 2) + 1, first, end);
 }
 """
@@ -78,10 +70,6 @@ def hold(
     stored[..., 1:-1] = np.where(inside, whole, stored[..., 1:-1])
     expected = {
         "loaded": np.where(inside, whole, dtype(fill)),
-        "kept": np.where(inside, whole, dtype(fill)),
-        "replaced": np.broadcast_to(
-            np.where(places < np.clip(ranges, 0, size)[:, None, None], whole, dtype(fill)), shapes["replaced"]
-        ),
         "stored": stored,
     }
     for name in RESULTS:

@@ -99,8 +99,8 @@ def _spec(
         assert dy is not None and y is not None
         config = configure(request.columns, (dy, y, out), (y, dy), limits, backward=True, causal=causal)
         sums = bool(dtypes.get("dsink") or dtypes.get("dmask"))
-        unaligned = request.unaligned or config.tiled  # a warp brings its short rows as they lie
-        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config.of_kernel, unaligned), config, (y, dy)
+        backward_spec = SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config.of_kernel, request.unaligned)
+        return backward_spec, config, (y, dy)
     x = dtypes["x"]
     assert x is not None
     mask = dtypes["mask"]
@@ -116,18 +116,9 @@ def _spec(
         sink=dtypes["sink"],
         lse=dtypes["lse"] is not None,
         config=config.of_kernel,
-        unaligned=request.unaligned or not _has_whole_kernel(config, mask is not None),
+        unaligned=request.unaligned,
     )
     return spec, config, staged
-
-
-def _has_whole_kernel(config: SoftmaxConfig, masked: bool) -> bool:
-    """Return whether whole rows have a kernel of their own in the forward.
-
-    A warp brings its short rows as they lie. A mask beside a row in registers, and rows of two threads, are faster by
-    the kernel for all rows.
-    """
-    return not config.tiled and config.threads_per_row > 2 and (config.staged or not masked)
 
 
 def _gradients(request: Request, limits: DeviceLimits) -> Iterator[SinkGradientSpec | MaskGradientSpec]:

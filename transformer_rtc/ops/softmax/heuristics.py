@@ -59,12 +59,12 @@ class SoftmaxConfig(RowDivision):
         """Whether a launch has as many CTAs as are resident together."""
         return self.in_turn or self.tiled
 
-    def bounds(self, resident: int) -> str:
+    def bounds(self, resident: int, short: bool = False) -> str:
         """Return a kernel's launch bounds: CTAs whose threads hold a row are so many threads of a multiprocessor.
 
-        Staged rows and short ones need few registers.
+        Staged rows need few registers, and so do `short` ones, unless the caller says so.
         """
-        needs_few = self.staged or self.threads_per_row < 128
+        needs_few = self.staged or (self.threads_per_row < 128 and not short)
         return f"{self.threads}" if needs_few else f"{self.threads}, {max(1, resident // self.threads)}"
 
     @property

@@ -64,34 +64,18 @@ class _SoftmaxSpec(KernelSpec):
     def options(self) -> tuple[str, ...]:
         return MINIMAL
 
-    def _program(self, template: str, types: dict[str, DType], flags: dict[str, bool], resident: int = 1024) -> str:
-        if not self.unaligned:
-            return self._whole_program(template, types, flags, resident)
+    def _program(
+        self, function: str, types: dict[str, DType], flags: dict[str, bool], resident: int = 1024, short: bool = False
+    ) -> str:
         config = self.config
-        source = "softmax_staged.cu" if config.staged else f"{template}.cu"
-        template += "_staged" if config.staged else ""
-        ways = {
-            "clusters": config.clusters,
-            "chunked": config.chunked,
-            "in_turn": config.in_turn,
-            "tiled": config.tiled,
-            "repeats": config.takes_turns or config.exchange == "grid",
-        }
-        return (
-            f'#include "{source}"\n\n'
-            f"{self.params.text('Params')}\n"
-            f"{traits(types, flags | ways, config.numbers)}"
-            f"{entry(self.symbol, f'{template}<trtc::SoftmaxConfig<Traits>>', config.bounds(resident))}"
-        )
-
-    def _whole_program(self, function: str, types: dict[str, DType], flags: dict[str, bool], resident: int) -> str:
-        config = self.config
-        file = "staged" if config.staged else function.removeprefix("softmax_")
+        direction = function.removeprefix("softmax_")
+        file = "staged" if config.staged else f"{direction}_tiled" if config.tiled else direction
         ways = {
             "BACKWARD": function == "softmax_backward",
             "COUNTS_ONES": types["Output"] is FLOAT32,
             "CHUNKED": config.chunked,
-            "PREFETCHED": config.in_turn,
+            "PREFETCHED": config.in_turn and not self.unaligned,
+            "UNALIGNED": self.unaligned,
             "CLUSTER": config.exchange == "cluster",
             "GRID": config.exchange == "grid",
             "PERSISTENT": config.takes_turns or config.exchange == "grid",
@@ -109,7 +93,7 @@ class _SoftmaxSpec(KernelSpec):
             f"{definitions(types, macros, numbers)}\n"
             f"{self.params.text('Params')}\n"
             f'#include "softmax/{file}.cu"\n'
-            f"{entry(self.symbol, function, config.bounds(resident))}"
+            f"{entry(self.symbol, function, config.bounds(resident, short))}"
         )
 
     def _rule(self, values: int) -> LaunchRule:
@@ -272,7 +256,10 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
     def program(self) -> str:
         types = {"Gradient": self.gradient, "Input": self.input, "Output": self.output}
         flags = {"logarithm": self.logarithm, "causal": self.causal, "leaves_sums": self.sums}
-        return self._program("softmax_backward", types, flags)
+        if not self.unaligned or self.config.tiled:
+            return self._program("softmax_backward", types, flags)
+        # The compiler takes a few registers more than a multiprocessor has for the CTAs that it could hold.
+        return self._program("softmax_backward", types, flags, 1024 if self.config.steps <= 4 else 640, short=True)
 
     @property
     def launch_rule(self) -> LaunchRule:
@@ -321,7 +308,7 @@ class SinkGradientSpec(KernelSpec):
     def program(self) -> str:
         template = f"softmax_backward_sink_gradient<{self.sink.text}, {self.dsink.text}>"
         return (
-            '#include "softmax_backward.cu"\n\n'
+            '#include "softmax/gradients.cu"\n\n'
             f"{self.params.text('Params')}"
             f"{entry(self.symbol, template, SINK_GRADIENT_RULE.threads)}"
         )
@@ -397,7 +384,7 @@ class MaskGradientSpec(KernelSpec):
         # A fourth resident CTA is worth a quarter (695 us for 550); where there is more to do, it spills.
         resident = 3 if self.logarithm or self.causal else 4
         return (
-            '#include "softmax_backward.cu"\n\n'
+            '#include "softmax/gradients.cu"\n\n'
             f"{self.params.text('Params')}\n"
             f"{traits(types, flags, {'ctas': self.launch_rule.ctas_per_row})}"
             f"{entry(self.symbol, 'softmax_backward_mask_gradient<Traits>', f'{self.launch_rule.threads}, {resident}')}"
