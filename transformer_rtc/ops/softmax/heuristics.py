@@ -138,7 +138,8 @@ def _of_clusters(line: _Entry) -> tuple[_Entry, ...]:
 
 _FORWARD_TABLE = (
     *_TILED,
-    *_SHORT[:2],
+    _Entry(8, 2, 4, 32, bytes=2),  # 64: 0.97, with 64 rows 0.94; by four threads 1.01, but 63: 0.84 of this
+    _SHORT[1],
     *_SHORT_OF_ALL,
     _Entry(128, 32, 4),  # 600, 1000, 1024: 0.89, 1.01, 0.99; float32 512: 1.00
     # 1100, 1500, 1792: 0.88, 0.98, 1.02; held by 64 threads 0.61, 0.81, 0.98, but 16 rows take 1.9 us in a graph, not 3
@@ -197,10 +198,11 @@ _FORWARD_MASKED_TABLE = (
     _Entry(80, 32, bytes=2),  # 600: 0.67, held 0.61
     _Entry(128, 32, 4, 2),  # 1001: 0.71; 1024: 0.98; float32 512: 0.95
     _Entry(192, 32),  # 1500: 0.77, held 0.67; float32 600: 0.82, held 0.65
-    _Entry(256, 32, 8, 2),  # 2048: 0.94, staged 0.92; float32 1024: 0.96
+    _Entry(256, 64, 4, bytes=2),  # 2048: 0.94, staged 0.92
+    _Entry(256, 64, 4, 2, bytes=4),  # float32 1024: 0.96
     _Entry(512, 64, bytes=2),  # 3000, 4096: 0.89, 0.92; by 128 threads 0.80, 0.89
     _Entry(448, 64, bytes=4),  # float32 1500: 0.87, by 96 threads 0.82, held 0.75
-    _Entry(512, 64, 8, bytes=4),  # float32 2048: 0.93, staged 0.92
+    _Entry(512, 128, 4, bytes=4),  # float32 2048: 0.93, staged 0.92
     _Entry(768, 64, bytes=4),  # float32 3000: 0.91, by 96 threads 0.91
     _Entry(1024, 96, bytes=4),  # float32 4096: 0.92
     _Entry(768, 128),  # 6000: 0.90
@@ -250,7 +252,10 @@ _BACKWARD_TABLE = (
     _Entry(2560, 320, bytes=4),  # float32 10000: 0.95, 9001: by four CTAs 0.82
     # float32 12288, 16384: 0.98, 0.97; 16385, 28672, 32768: 0.95, 0.97, 0.97
     _Entry(8192, 256, ctas=4, bytes=4),
-    # 7000, 8192, 9001, 12288, 16384: 0.96, 0.97, 0.94, 0.97, 0.97; 7000 and 8192 held, a kernel too many, 0.99
+    _Entry(896, 256, bytes=2),  # 7000: 0.96
+    _Entry(1024, 320, ctas=2, bytes=2),  # 8192: 0.998, by one CTA 0.984; held by 512 threads, a kernel too many, 0.999
+    _Entry(1792, 256),  # 9001, 12288: 0.94, 0.97
+    _Entry(2048, 512, ctas=2, bytes=2),  # 16384: 0.995, by one CTA 0.988; by four CTAs, a kernel too many, 0.995
     _Entry(2048, 256),
     _Entry(4096, 256, ctas=2, bytes=2),  # 16385, 28672, 32768: 0.94, 0.97, 0.97
     _Entry(7168, 384, ctas=2, bytes=2),  # 40000, 50257: 0.94, 0.90, by 256 threads 0.93, 0.90
