@@ -18,7 +18,7 @@ def test_every_operator_type_and_option_is_tried_with_every_way_to_hold_a_row():
     for case in CASES:
         seen[case.backward, layout_of(case, ARCHITECTURES[90])] |= features(case)
     layouts = ("warps", "padded", "shared cluster", "padded cluster")
-    assert seen.keys() >= {*itertools.product((False, True), layouts), (True, "shared"), (True, "general")}
+    assert seen.keys() >= {*itertools.product((False, True), layouts), (True, "shared"), (True, "wide")}
     for (backward, layout), found in seen.items():
         of_all = set.union(*(found for (of, _), found in seen.items() if of == backward))
         # Only rows with a scale are in registers of several CTAs.

@@ -195,6 +195,26 @@ def _held() -> Iterator[tuple[str, Held]]:
         case = plain(operator, rows, hidden, dtype)
         assert case.general()[0].symbol.endswith("wide") == (hidden > 40)
         yield "general batches take all rows", Held(case, None, 90, multiprocessors, _TWICE, static=True)
+    # Rows that do not fit on the chip are taken 8 at a time, each several chunks of vectors: fewer rows, more, and no
+    # multiple; more vectors of a thread than are added up by themselves; and heads of which a CTA has one.
+    for operator, hidden, dtype, (rows, multiprocessors), options in (
+        ("rms_norm_backward", 2056, FLOAT32, (1, 1), {"rstd": False}),
+        ("rms_norm_backward", 1032, BFLOAT16, (33, 1), {"residual": BFLOAT16, "weight": FLOAT32}),
+        ("rms_norm_backward", 1031, FLOAT16, (20, 2), {"out": None}),
+        ("rms_norm_backward", 518, BFLOAT16, (7, 2), {"weight": None, "dweight": None, "weight_offset": 1.0}),
+        ("rms_norm_backward", 260, FLOAT32, (24, 1), {"heads": 3, "weight": BFLOAT16, "rstd": False}),
+        ("layer_norm_backward", 20_008, BFLOAT16, (9, 1), {"rstd": False, "mean": False}),
+        ("layer_norm_backward", 8197, FLOAT32, (5, 1), {"rstd": False, "mean": False, "residual": FLOAT32}),
+        ("layer_norm_backward", 2056, FLOAT32, (70, 2), {"dbias": FLOAT32, "residual": FLOAT32}),
+        ("layer_norm_backward", 1000, FLOAT16, (13, 1), {"residual": FLOAT32, "dbias": FLOAT16, "dy": FLOAT32}),
+        ("layer_norm_backward", 1000, BFLOAT16, (13, 1), {"out": None, "dweight": None, "dbias": FLOAT32}),
+        ("layer_norm_backward", 2000, BFLOAT16, (13, 1), {"out": None, "rstd": False, "mean": False}),
+        ("layer_norm_backward", 1001, FLOAT16, (40, 3), {"heads": 5, "dbias": FLOAT16, "rstd": False, "mean": False}),
+    ):
+        case = plain(operator, rows, hidden, dtype, **options)
+        widest = max(of.bytes for name, of in case.types.items() if of and name in ("dy", "x", "dresidual", "out"))
+        config = NormConfig(64, 1, 16 // widest, 1)
+        yield "rows that do not fit on the chip", Held(case, config, 90, multiprocessors, LAYOUTS)
     # More rows than there are groups of CTAs, which are no multiple of the heads.
     for static, heads, hidden in itertools.product((True, False), (3, 1, 8, 10), (64, 1500)):
         name = "each head has a weight and gradients of its own"

@@ -51,7 +51,6 @@ from rigs import (
 
 from transformer_rtc import LaunchConfig
 from transformer_rtc.declaration import declaration_of, operator_names
-from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, DType
 
@@ -77,7 +76,7 @@ _LONG = 1 << 15
 def _shrunk(case: Case, architecture: int) -> tuple[Case, NormConfig | None]:
     """Return a case of a row that is held as a long one is, by fewer threads and CTAs."""
     spec, _ = case.specialise(ARCHITECTURES[architecture])
-    if case.hidden <= _LONG or isinstance(spec, GeneralSpec):
+    if case.hidden <= _LONG:
         return _small(case), None
     config = spec.config
     config = dataclasses.replace(

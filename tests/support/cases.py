@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from transformer_rtc.declaration import declaration_of
 from transformer_rtc.ops.norm import heuristics as norm_configurations
-from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.request import LaunchRule, Request, StaticKernel
 from transformer_rtc.spec import (
     ARCHITECTURES,
@@ -153,9 +152,9 @@ class Case(NamedTuple):
 def layout_of(case: Case, limits: DeviceLimits) -> str:
     """Return how a specialised kernel holds a case's rows."""
     spec, _ = case.specialise(limits)
-    if isinstance(spec, GeneralSpec):
-        return "general"
     config = spec.config
+    if case.backward and not config.stages:
+        return "wide"
     if config.threads_per_row <= 32:
         return "warps"
     held = "shared" if config.in_shared else "chunked" if spec.chunks > 1 else "registers"
@@ -368,7 +367,5 @@ CASES = tuple({case.name: case for case in _ALL}.values())
 def division_of(case: Case, limits: DeviceLimits) -> tuple[Any, ...]:
     """Return how a kernel divides a case's rows, but for the number of threads."""
     spec, _ = case.specialise(limits)
-    if isinstance(spec, GeneralSpec):
-        return (spec.symbol,)
     config = spec.config
     return case.backward, layout_of(case, limits), config.ctas_per_row, config.stages

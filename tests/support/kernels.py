@@ -17,12 +17,12 @@ from transformer_rtc import compiler, sources
 from transformer_rtc.cache import digest
 from transformer_rtc.declaration import declaration_of
 from transformer_rtc.errors import CompileError
-from transformer_rtc.ops.general import general_program
+from transformer_rtc.ops.general import GeneralKernel, general_program
+from transformer_rtc.ops.norm import general as norm_general
 from transformer_rtc.ops.norm import heuristics as norm_configurations
-from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.softmax import general as softmax_general
 from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
-from transformer_rtc.request import LaunchRule, Request
+from transformer_rtc.request import LaunchRule, Request, StaticKernel
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
@@ -200,14 +200,17 @@ def kernels_of(request: Request, limits: DeviceLimits) -> list[Kernel]:
 def general_kernels() -> dict[str, tuple[KernelSpec, LaunchRule]]:
     """Return the kernels that are compiled when the package is built, each alone: whole modules take long."""
     found: dict[str, tuple[KernelSpec, LaunchRule]] = {}
+
+    def add(stages: Iterable[tuple[StaticKernel, LaunchRule]], source: str, kernels: dict[str, GeneralKernel]) -> None:
+        for (symbol, _), rule in stages:
+            text = general_program(source, {symbol: kernels[symbol]})
+            found[symbol] = TextSpec(text, symbol, kernels[symbol].params.fields), rule
+
     for case in CASES:
-        for kernel, rule in case.general_stages():
-            found[kernel.symbol] = GeneralSpec(kernel.symbol, tuple(case.types)), rule
+        add(case.general_stages(), "norm_general.cu", norm_general.kernels())
     for request in softmax_requests():
-        for kernel, rule in declaration_of(request.operator).family.static(request):
-            one = softmax_general._KERNELS[kernel.symbol]
-            text = general_program("softmax_general.cu", {kernel.symbol: one})
-            found[kernel.symbol] = TextSpec(text, kernel.symbol, one.params.fields), rule
+        stages = declaration_of(request.operator).family.static(request)
+        add(stages, "softmax_general.cu", softmax_general._KERNELS)
     return found
 
 
@@ -338,11 +341,6 @@ def most_spilled(kernel: Kernel, what: str) -> int:
     16 bytes at 64 registers, unasked. What adds up gradients over rows has.
     """
     symbol, tuned = kernel.spec.symbol, kernel.limits.architecture == 90
-    if isinstance(kernel.spec, GeneralSpec):
-        # Those for any types spill next to nothing; one with the types of a call spills nothing at all.
-        if not kernel.spec.rows:
-            return 64
-        return 0 if tuned and "_wide" in symbol and "_heads" not in symbol and what != SPILLS[0] else 256
     if isinstance(kernel.spec, TextSpec):
         return 64
     if "_gradient" in symbol:

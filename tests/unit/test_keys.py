@@ -23,10 +23,8 @@ from transformer_rtc.declaration import declaration_of
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.ops.norm.backward import BackwardSpec, FinishSpec
-from transformer_rtc.ops.norm.general import GeneralSpec
 from transformer_rtc.ops.norm.heuristics import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
-from transformer_rtc.request import Request
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
@@ -116,42 +114,6 @@ def test_what_changes_the_machine_code_changes_symbol_and_key():
         # Not by its name alone.
         assert other.program.replace(other.symbol, base.symbol) != base.program, other.symbol
         assert key(other) != key(base)
-
-
-ARRAYS = ("dy", "x", "weight", "mean", "rstd", "dresidual", "out", "dweight", "dbias")
-
-
-def general(types, name="rms_norm_backward_wide", columns=524288) -> GeneralSpec:
-    """Return the kernel of a call with arrays of these types."""
-    dtypes = {array: types.get(array) for array in ARRAYS}
-    return GeneralSpec.of(name, Request("rms_norm_backward", dtypes, columns, False, False))
-
-
-def test_calls_share_a_general_kernel_whatever_arrays_they_have():
-    every = general(dict.fromkeys(ARRAYS, BFLOAT16) | {"mean": FLOAT32, "rstd": FLOAT32, "dweight": FLOAT32})
-    few = general({"dy": FLOAT16, "x": FLOAT16})
-    operators_own = GeneralSpec(few.name, ("dy", "x", "out"), few.rows)
-    assert few.params.fields != operators_own.params.fields
-    assert every.params.size == few.params.size == operators_own.params.size
-    assert key(every) == key(few) == key(operators_own)
-
-
-def test_a_general_kernel_has_the_text_of_rows_that_a_call_can_have():
-    half = general({"dy": BFLOAT16, "x": BFLOAT16, "dweight": FLOAT32})
-    single = general(dict.fromkeys(ARRAYS, FLOAT32))
-    others = [
-        general({"dy": BFLOAT16, "x": BFLOAT16, array: dtype})
-        for array, dtype in (("weight", FLOAT32), ("dresidual", FLOAT16), ("out", FLOAT32), ("x", FLOAT16))
-    ]
-    others += [general({"dy": dtype, "x": dtype}, columns=524284) for dtype in (BFLOAT16, FLOAT32)]
-    assert [spec.rows for spec in (half, single, *others)] == ["half", "float", *["any"] * 6]
-    found = [half, single, others[0], GeneralSpec(half.name, half.arrays), general({}, "norm_backward_finish")]
-    found.append(general({"dy": FLOAT32, "x": FLOAT32}, "layer_norm_backward_wide"))
-    assert len({key(spec) for spec in found}) == len(found)
-    assert len({spec.symbol for spec in found}) == len(found)
-    # Nothing depends on the types there.
-    for name in ("norm_backward_finish", "rms_norm_backward_wide_heads", "layer_norm_forward_long"):
-        assert general({"x": FLOAT32, "dy": FLOAT32}, name).symbol == name
 
 
 def test_text_options_fields_architecture_and_compiler_change_the_key_and_not_the_symbol():
@@ -288,7 +250,6 @@ def test_no_two_kernels_share_a_symbol_and_each_is_an_identifier():
 
 
 def test_a_kernel_is_a_function_of_types_columns_and_limits_and_its_symbol_is_of_it_alone():
-    # The second launch of rows that do not fit on the chip is shared by both norms.
     found, general = {}, {kernel.symbol for case in CASES for kernel, _ in case.general_stages()}
     for case, limits in itertools.product(CASES, ARCHITECTURES.values()):
         for part in (limits, limits._replace(max_ctas_per_row=2)):
@@ -296,8 +257,8 @@ def test_a_kernel_is_a_function_of_types_columns_and_limits_and_its_symbol_is_of
             assert stages == again and hash(stages) == hash(again)
             for spec, _ in stages:
                 assert found.setdefault(spec.symbol, spec) == spec
-                assert isinstance(spec, GeneralSpec) or spec.symbol not in general
-    assert isinstance(found["norm_backward_finish"], GeneralSpec) and general
+                assert spec.symbol not in general
+    assert general
 
 
 def _integers(bits: int, signed: bool):

@@ -39,6 +39,9 @@ __all__ = [
 class BackwardSpec(RowSpec):
     """A specialised backward kernel: dx, and partial sums of the weight's gradients.
 
+    Rows come through a ring in shared memory (norm/backward.cu). Those that do not fit on the chip have a configuration
+    without one: they are read again (norm/backward_wide.cu).
+
     Attributes
     ----------
     norm : str
@@ -147,21 +150,21 @@ class BackwardSpec(RowSpec):
         return Slot(self.config, tuple(self._rows.values()), output, sums=True)
 
     @property
-    def program(self) -> str:
-        types = {
+    def _types(self) -> dict[str, DType]:
+        return {
             "Gradient": self.gradient,
             "Input": self.input,
             "Residual": self.residual or self.input,
             "Weight": self.weight or self.input,
             "Output": self.output or self.input,
         }
-        weight_bytes = self.config.steps * self.config.vector * (self.weight.bytes if self.weight else 0)
-        slot = self._slot
-        flags = {
+
+    @property
+    def _flags(self) -> dict[str, bool]:
+        """What the kernel does and has, however a row is divided."""
+        return {
             "CENTRED": self.norm == "layer_norm",
             "HAS_WEIGHT": self.weight is not None and self.output is not None,
-            "WEIGHT_IN_REGISTERS": weight_bytes <= _HELD_WEIGHT_BYTES,
-            "SEVERAL_ROWS": self.config.rows_per_cta > 1,
             "PER_HEAD": self.per_head,
             "NEEDS_X": self.needs_x,
             "HAS_DX": self.output is not None,
@@ -169,6 +172,21 @@ class BackwardSpec(RowSpec):
             "HAS_DBIAS": self.dbias,
             "HAS_DRESIDUAL": "dresidual" in self._rows,
             "HAS_STATISTICS": self.statistics,
+        }
+
+    @property
+    def _is_wide(self) -> bool:
+        return self.config.stages == 0
+
+    @property
+    def program(self) -> str:
+        if self._is_wide:
+            return self._plain_program("backward_wide", self._types, self._flags, {}, 0)
+        weight_bytes = self.config.steps * self.config.vector * (self.weight.bytes if self.weight else 0)
+        slot = self._slot
+        flags = self._flags | {
+            "WEIGHT_IN_REGISTERS": weight_bytes <= _HELD_WEIGHT_BYTES,
+            "SEVERAL_ROWS": self.config.rows_per_cta > 1,
             "STATISTICS_AHEAD": self.config.statistics_ahead,
         }
         at = dict(zip(self._rows, slot.at, strict=True))
@@ -180,7 +198,7 @@ class BackwardSpec(RowSpec):
         if self.unaligned:
             flags["OUT_IN_SLOT"] = slot.out_in_slot
             numbers["OUT_AT"] = 0 if slot.out_in_slot else slot.out_at
-        return self._plain_program("backward", types, flags, numbers, slot.bytes)
+        return self._plain_program("backward", self._types, flags, numbers, slot.bytes)
 
     @property
     def rows_per_group(self) -> int:
@@ -189,12 +207,18 @@ class BackwardSpec(RowSpec):
 
     @property
     def launch_rule(self) -> LaunchRule:
+        partials = partial_bytes(self.hidden, self.dweight + self.dbias, self.rows_per_group)
+        whole = "heads" if self.per_head else ""
+        if self._is_wide:
+            # A CTA's rows of one head are whole turns of the grid apart. Of others it has two, if there are so many, so
+            # that partial sums take no more memory than the rows in float32 would.
+            rule = self._rule(0, 0, partials, True)
+            return rule._replace(whole=whole, rows_per_cta=1 if self.per_head else 2)
         finds = self.needs_x and not self.statistics
         values = (5 if finds else 2) if self.norm == "layer_norm" else 2 if finds else 1
-        partials = partial_bytes(self.hidden, self.dweight + self.dbias, self.rows_per_group)
         turn_bytes = _TURN_BYTES if self.hidden <= _MOST_COLUMNS_OF_TURNS else 0
         rule = self._rule(values, self._slot.bytes, partials, True)
-        return rule._replace(whole="heads" if self.per_head else "", turn_bytes=turn_bytes)
+        return rule._replace(whole=whole, turn_bytes=turn_bytes)
 
 
 # LaunchRule.turn_bytes, and the longest rows for which it was measured. H200, LayerNorm in bfloat16, rows x columns, us

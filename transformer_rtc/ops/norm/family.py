@@ -9,8 +9,7 @@ from ...request import LaunchRule, Request, StaticKernel
 from ...spec import FLOAT8_E4M3, FLOAT8_E5M2, INT8, DeviceLimits, KernelSpec
 from . import general
 from .backward import BackwardSpec, FinishSpec, finish_columns, finish_rule
-from .general import GeneralSpec
-from .heuristics import configure, configure_backward
+from .heuristics import configure, configure_backward, configure_wide_backward
 from .kernels import ForwardSpec
 
 __all__ = ["OPERATORS", "NormFamily", "NormOperator", "backward_spec", "forward_spec"]
@@ -92,8 +91,6 @@ class NormFamily:
     def _backward(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         spec = backward_spec(request, limits)
         dweight, dbias = request.dtypes["dweight"], request.dtypes["dbias"]
-        if spec is None:
-            return tuple((GeneralSpec.of(symbol, request), rule) for symbol, rule in self._general(request))
         first = (spec, spec.launch_rule)
         if dweight is None and dbias is None:
             return (first,)
@@ -152,8 +149,8 @@ def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
     )
 
 
-def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec | None:
-    """Return the first kernel of a backward operator; None: only the general one holds its rows."""
+def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec:
+    """Return the first kernel of a backward operator."""
     dtypes, norm = request.dtypes, OPERATORS[request.operator].norm
     dy, x, out = dtypes["dy"], dtypes["x"], dtypes["out"]
     assert dy is not None and x is not None
@@ -164,7 +161,7 @@ def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec | None
     config = configure_backward(norm, request.columns, rows, out, limits)
     # All groups of a cooperative grid are resident together, and may be fewer than there are heads.
     if config is None or (request.per_head and config.exchange == "grid"):
-        return None
+        config = configure_wide_backward(request.columns, rows, out)
     return BackwardSpec(
         norm=norm,
         gradient=dy,

@@ -1,29 +1,25 @@
-"""The general kernels of norms, for every shape and type.
-
-They are compiled when the package is built, or for rows that, with what belongs to them, do not fit on the chip.
-"""
+"""The general kernels of norms, for every shape and type. They are compiled when the package is built."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from ...request import LaunchRule, Request
-from ...spec import FLOAT32, Field, KernelSpec, Params
+from ...spec import FLOAT32, Field, Params
 from ..general import ROW_SHAPES, GeneralKernel, GeneralShape, general_program, of_arrays, shape_of
-from ..programs import GEOMETRY, HEADS, MINIMAL, dtypes, entry_rule, literal, pointers, row_fields
+from ..programs import GEOMETRY, HEADS, dtypes, entry_rule, literal, pointers, row_fields
 from .backward import FINISH_BOUNDS, FINISH_FIELDS, FINISH_THREADS, partial_bytes
 from .kernels import REALS
 
-__all__ = ["GeneralSpec", "launches", "params_of", "program", "rounds"]
+__all__ = ["kernels", "launches", "params_of", "program", "rounds"]
 
 _SOURCE = "norm_general.cu"
 
 
 # H100, RMSNorm of bfloat16: 4 KB by a warp 0.54 of a copy, by 512 threads 0.47; 8 KB by a warp 0.48, by 1024 threads
-# 0.42, but one row takes 15.1 us in a graph instead of 5.9. Few long rows, as the backward of more than 262144 columns
-# has them, keep more threads busy: 65 of 340584 0.14 to 0.16, by 512 0.10; many of 16384 0.46 and 0.48.
+# 0.42, but one row takes 15.1 us in a graph instead of 5.9. Few long rows keep more threads busy: 65 of 340584 0.14 to
+# 0.16, by 512 0.10; many of 16384 0.46 and 0.48.
 _SHAPES = {
     "forward": ROW_SHAPES,
     "backward": (GeneralShape("narrow", 4 << 10, 32, 8), GeneralShape("wide", None, 1024, 1)),
@@ -60,20 +56,9 @@ _FINISH_RULE = entry_rule(threads=FINISH_THREADS, columns_per_cta=32, per="heads
 _FINISH = Params((*pointers("dweight", "dbias"), *FINISH_FIELDS, *dtypes("dweight", "dbias")))
 
 
-# What rows backward's kernels have text of their own for, beside rows of any types: both where all is compiled ahead of
-# time; at run time what a call can take, for each is a third of the compile (LayerNorm: 750 ms, one 500, none 290).
-_TYPED_ARRAYS = ("dy", "x", "dresidual", "out", "weight")
-_TYPED = {
-    "": "trtc::half_rows | trtc::float_rows",
-    "half": "trtc::half_rows",
-    "float": "trtc::float_rows",
-    "any": "0",
-}
-_TYPED_VECTOR = 8  # forward_vector of the kernel's text: rows of one type are whole vectors of so many columns
-
-
 @cache
-def _kernels(rows: str = "") -> dict[str, GeneralKernel]:
+def kernels() -> dict[str, GeneralKernel]:
+    """Return all of them, by their symbols."""
     found = {}
     for norm in ("rms_norm", "layer_norm"):
         centred = literal(norm == "layer_norm")
@@ -83,7 +68,8 @@ def _kernels(rows: str = "") -> dict[str, GeneralKernel]:
         for shape in _SHAPES["backward"]:
             for heads in (False, True):
                 # A weight for each head is rarer, and as much to compile.
-                how = f"{_least_batch(heads)}, {_BATCH}, {literal(heads)}, {'0' if heads else _TYPED[rows]}"
+                typed = "0" if heads else "trtc::half_rows | trtc::float_rows"
+                how = f"{_least_batch(heads)}, {_BATCH}, {literal(heads)}, {typed}"
                 template = f"norm_backward_rows<{centred}, {shape.threads}, {shape.rows}, {how}>"
                 found[f"{norm}_backward_{shape.name}{_of_heads(heads)}"] = GeneralKernel(
                     _BACKWARD, shape.bounds, template
@@ -108,12 +94,12 @@ def _of_heads(heads: bool) -> str:
 
 def program() -> str:
     """Return the text of the module of all of them."""
-    return general_program(_SOURCE, _kernels())
+    return general_program(_SOURCE, kernels())
 
 
 def params_of(symbol: str, arrays: Sequence[str]) -> Params:
     """Return a kernel's parameters as an operator with these arrays fills them."""
-    return Params(of_arrays(_kernels()[symbol].params.fields, arrays))
+    return Params(of_arrays(kernels()[symbol].params.fields, arrays))
 
 
 def rounds(request: Request) -> bool:
@@ -141,52 +127,3 @@ def launches(norm: str, backward: bool, request: Request) -> tuple[tuple[str, La
     rule = entry_rule(threads, rows, partial_bytes=partials, persistent=True, whole="heads" if request.per_head else "")
     first = (f"{norm}_backward_{shape.name}{heads}", rule)
     return (first, (f"norm_backward_finish{heads}", _FINISH_RULE)) if gradients else (first,)
-
-
-@dataclass(frozen=True)
-class GeneralSpec(KernelSpec):
-    """A general kernel compiled at run time.
-
-    Attributes
-    ----------
-    name : str
-        The kernel's.
-    arrays : tuple of str
-        What its operator has, of what its parameters name.
-    rows : str
-        What it has text of its own for: rows of ``"half"`` precision, of ``"float"``, or, beside that for ``"any"``
-        rows, nothing; empty: all, as when it is built, or a kernel in which nothing depends on it.
-    """
-
-    name: str
-    arrays: tuple[str, ...]
-    rows: str = ""
-
-    @classmethod
-    def of(cls, name: str, request: Request) -> GeneralSpec:
-        """Return the kernel for such a call; operators that share one ask for the same."""
-        kernel = _kernels()[name]
-        named = {field.source.partition(".")[0] for field in kernel.params.fields if "." in field.source}
-        arrays = tuple(array for array in request.dtypes if array in named)
-        if kernel == _kernels("any")[name]:
-            return cls(name, arrays)
-        first, *others = {request.dtypes[array] for array in _TYPED_ARRAYS} - {None}
-        if others or request.columns % _TYPED_VECTOR:
-            return cls(name, arrays, "any")
-        return cls(name, arrays, "float" if first is FLOAT32 else "half")
-
-    @property
-    def symbol(self) -> str:
-        return f"{self.name}_{self.rows}" if self.rows else self.name
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        return MINIMAL
-
-    @property
-    def params(self) -> Params:
-        return params_of(self.name, self.arrays)
-
-    @property
-    def program(self) -> str:
-        return general_program(_SOURCE, {self.symbol: _kernels(self.rows)[self.name]})

@@ -19,6 +19,7 @@ __all__ = [
     "Slot",
     "configure",
     "configure_backward",
+    "configure_wide_backward",
 ]
 
 
@@ -647,19 +648,19 @@ class _Division:
         self.bytes = widest
         self.full = min(16 // widest, _power_of_two(hidden))
         self.vectors = math.ceil(hidden / self.full)
-        self._vector = min(self.full, hidden & -hidden)
-        if self._vector * min(dtype.bytes for dtype in rows) < _NARROWEST_BYTES:
-            self._vector = self.full
+        self.vector = min(self.full, hidden & -hidden)
+        if self.vector * min(dtype.bytes for dtype in rows) < _NARROWEST_BYTES:
+            self.vector = self.full
 
     @property
     def is_narrow(self) -> bool:
         """Whether it is read in smaller vectors."""
-        return self._vector < self.full
+        return self.vector < self.full
 
     @property
     def is_padded(self) -> bool:
         """Whether its last vector is there in part."""
-        return self.hidden % self._vector != 0
+        return self.hidden % self.vector != 0
 
     def exactly(self, entries: Sequence[_Entry]) -> tuple[_Entry, ...]:
         """Return those that are for rows of just this size."""
@@ -668,7 +669,7 @@ class _Division:
     def config(self, entry: _Entry, limits: DeviceLimits) -> NormConfig:
         """Return a table's configuration for this row."""
         ctas, threads, steps, rows, in_shared = entry.ctas, entry.threads, entry.steps, entry.rows, entry.in_shared
-        vector = self._vector
+        vector = self.vector
         if steps == 8 and self._padded(ctas, 4) * 10 < self._padded(ctas, 8) * 9:
             steps, threads = 4, 2 * threads
         # Rows that do not fill a CTA are faster in registers (float32, 3000: 0.987 instead of 0.894).
@@ -888,6 +889,15 @@ def configure_backward(
         exact = tuple(entry for entry in exact if entry.ctas <= most)
     uneven = (_UNEVEN_BACKWARD[division.bytes],) if division.is_narrow and division.vectors > _UNEVEN_VECTORS else ()
     return _choose((*uneven, *exact, *entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
+
+
+def configure_wide_backward(hidden: int, rows: Sequence[DType], output: DType | None) -> NormConfig:
+    """Choose how a backward kernel's rows are divided that do not fit on the chip: by vector, of one CTA.
+
+    The parameters are those of `configure_backward`.
+    """
+    vector = _Division(hidden, rows, output).vector
+    return NormConfig(min(1024, _threads(math.ceil(hidden / vector), 1)), 1, vector, 1)
 
 
 class Regions:
