@@ -74,8 +74,7 @@ TRTC_DEVICE void norm_forward_of(const Params& params) {
   constexpr int N = forward_vector;
   const int thread = thread_index() % Threads;
   const int row_in_cta = thread_index() / Threads;
-  RowReduction<Threads, RowsPerCta, 1, Exchange::none, 1, true, 2> reduction;
-  reduction.begin(params, 0);
+  RowReduction<Threads, RowsPerCta> reduction;
   const float scale_of_all = !Row::every_option || params.scale == nullptr ? 1.0f : load_float(params.scale);
   float amax = 0.0f;
   for (int64 first_row = cta_index() * RowsPerCta; first_row < params.rows; first_row += ctas_in_grid() * RowsPerCta) {
@@ -225,8 +224,7 @@ TRTC_DEVICE void norm_backward_of(const Params& params) {
   const int thread = thread_index() % Threads;
   const float reciprocal_hidden = divide(1.0f, static_cast<float>(params.hidden));
   const int gradients = (params.dweight_dtype != 0) + (params.dbias_dtype != 0);
-  RowReduction<Threads, RowsPerCta, 1, Exchange::none, 2, true, 2> reduction;
-  reduction.begin(params, 0);
+  RowReduction<Threads, RowsPerCta> reduction;
   TRTC_SHARED(BackwardRow<Row>, batch_rows, Most);
 
   const int64 ctas = ctas_in_grid();

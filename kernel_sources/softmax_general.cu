@@ -91,8 +91,7 @@ TRTC_DEVICE void softmax_forward_of(const Params& params) {
   constexpr int stride = Threads * N;
   constexpr float one = large_one;
   const int thread = thread_index() % Threads;
-  RowReduction<Threads, RowsPerCta, 1, Exchange::none, 1, true, 2> reduction;
-  reduction.begin(params, 0);
+  RowReduction<Threads, RowsPerCta> reduction;
   for (int64 first_row = cta_index() * RowsPerCta; first_row < params.rows; first_row += ctas_in_grid() * RowsPerCta) {
     const int64 row = first_row + thread_index() / Threads;
     // A row past the last takes part in the reductions with no columns.
@@ -197,8 +196,7 @@ TRTC_DEVICE void softmax_backward_of(const Params& params) {
   constexpr int stride = Threads * N;
   const int thread = thread_index() % Threads;
   const float nothing = Logarithm ? minus_infinity() : 0.0f;
-  RowReduction<Threads, RowsPerCta, 1, Exchange::none, 1, true, 2> reduction;
-  reduction.begin(params, 0);
+  RowReduction<Threads, RowsPerCta> reduction;
   for (int64 first_row = cta_index() * RowsPerCta; first_row < params.rows; first_row += ctas_in_grid() * RowsPerCta) {
     const int64 row = first_row + thread_index() / Threads;
     const bool exists = row < params.rows;
