@@ -38,7 +38,7 @@ namespace trtc {
 
 enum : int {
   VECTOR_STRIDE = THREADS_PER_ROW * VEC_SIZE,  // columns from a thread's vector to its next
-  CHUNK = VECTORS_PER_THREAD * VECTOR_STRIDE,  // columns of all
+  CHUNK = VECTORS_PER_THREAD * VECTOR_STRIDE,  // columns that the threads of a row hold at once
 };
 
 // Columns of a CTA's slice.
@@ -80,7 +80,7 @@ TRTC_DEVICE uint32 minus_infinity_word() {
   return sizeof(T) == 4 ? minus_infinity_bits<T>() : minus_infinity_bits<T>() * 0x10001u;
 }
 
-// Over the places of a vector.
+// Over the places of a vector: in an order that is the same from whichever place on they are counted (rotate_places()).
 TRTC_DEVICE float sum_of_places(const float (&of_place)[VEC_SIZE]) {
   float sum[VEC_SIZE];
 #pragma unroll

@@ -1,5 +1,5 @@
-// Rows so short that a thread has a whole one, of any length and wherever they lie: a warp brings its rows, one for
-// each lane, through shared memory, and its results leave by the same way.
+// Rows so short that a thread has a whole one, of up to 32 columns: a warp brings its rows, one for each lane, through
+// shared memory, and its results leave by the same way.
 //
 // A tile is what a warp has of an array: 32 rows, one behind the other without a gap. No other warp sees it. Of an
 // array that is dense, too, blocks of 16 bytes are copied, however short rows are. Then each lane reads its own row.
@@ -24,7 +24,7 @@ enum : int {
   CTA_BYTES = ROWS_PER_CTA * BLOCKS * BLOCK,  // of one array's tiles
 };
 static_assert(THREADS_PER_ROW == 1 && CTAS_PER_ROW == 1 && ROWS_PER_CTA % LANES == 0, "a warp has a row for each lane");
-static_assert(VECTORS_PER_THREAD * VEC_SIZE == LANES, "divisors of a row are at most 32");
+static_assert(VECTORS_PER_THREAD * VEC_SIZE == LANES, "a row has at most 32 columns");
 
 struct Tile {
   char* shared;
@@ -229,8 +229,8 @@ TRTC_DEVICE int shift_of_row(int columns) {
   return sizeof(T) == 2 ? lane_index() * columns % 2 * 16 : 0;
 }
 
-// A row: as many vectors as the longest ones have, which are within the tile. Behind the end of its own last vector, or
-// of the row where it `fills`, there is anything.
+// A row: as many vectors as the longest ones have, which are within the tile. From the row's end to that of its last
+// vector there is `fill`, where it `Fills`; behind that, and else, anything.
 template <class T, bool Fills>
 TRTC_DEVICE void load_row(uint32 (&word)[VECTORS_PER_THREAD][words_of<T, VEC_SIZE>], char* tile, int columns,
                           uint32 fill) {

@@ -28,7 +28,8 @@ TRTC_DEVICE bool is_inside(int slot, const Range& slots) { return slot >= slots.
 TRTC_DEVICE bool meets(int slot, const Range& slots) { return slot + VEC_SIZE > slots.begin && slot < slots.end; }
 
 // Whether there is memory of the same arrays beside the columns of a part of a row, as much as a vector has: such
-// vectors may be read whole.
+// vectors may be read whole. What is read beside the part may be written at the same time, by a call in place: it is
+// replaced, or counts for nothing.
 struct Neighbours {
   bool before;
   bool behind;
@@ -285,9 +286,10 @@ constexpr TRTC_DEVICE int rotated_floats() {
   return THREADS_PER_ROW <= 32 ? 1 : ROWS_PER_CTA * warps_of_row(THREADS_PER_ROW) * VEC_SIZE;
 }
 
-// Of sums by place in a thread's vectors of slots, makes those by place in its vectors of columns: the first `shift`
-// ones are the next thread's, and the last thread's are the first's. Called by all threads of a CTA, of which
-// `warps_here` have the one row where a launch may have fewer.
+// Of sums by place in a thread's vectors of slots, makes those of its vectors of columns: the first `shift` places
+// become the next thread's, and the last thread's are the first's. Place i has the columns' place i - shift then,
+// modulo VEC_SIZE, which makes no difference to sum_of_places(). Called by all threads of a CTA. `warps_here`: a launch
+// may have fewer warps for the CTA's one row.
 TRTC_DEVICE void rotate_places(float (&sum_at)[VEC_SIZE], int shift, float* shared,
                                int warps_here = warps_of_row(THREADS_PER_ROW)) {
   constexpr int warps = warps_of_row(THREADS_PER_ROW);

@@ -50,17 +50,6 @@ class RowDivision:
         shared = f"_{self.exchange}{self.ctas_per_row}" if self.ctas_per_row > 1 else ""
         return f"t{self.threads_per_row}_r{self.rows_per_cta}_v{self.vector}_s{self.steps}{shared}"
 
-    @property
-    def numbers(self) -> dict[str, int]:
-        """What a kernel's traits say of it."""
-        return {
-            "threads": self.threads_per_row,
-            "rows_per_cta": self.rows_per_cta,
-            "vector": self.vector,
-            "steps": self.steps,
-            "ctas_per_row": self.ctas_per_row,
-        }
-
     def workspace_bytes(self, values: int, buffers: int = 2) -> int:
         """Return a cooperative grid's (headers/row_reduce.cuh): in each buffer, a counter and each CTA's values."""
         return 4 * buffers * (1 + values * self.ctas_per_row) if self.exchange == "grid" else 0

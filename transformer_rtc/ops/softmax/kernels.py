@@ -65,7 +65,12 @@ class _SoftmaxSpec(KernelSpec):
         return MINIMAL
 
     def _program(
-        self, function: str, types: dict[str, DType], flags: dict[str, bool], resident: int = 1024, short: bool = False
+        self,
+        function: str,
+        types: dict[str, DType],
+        flags: dict[str, bool],
+        resident: int = 1024,
+        bounds_short: bool = False,
     ) -> str:
         config = self.config
         direction = function.removeprefix("softmax_")
@@ -93,7 +98,7 @@ class _SoftmaxSpec(KernelSpec):
             f"{definitions(types, macros, numbers)}\n"
             f"{self.params.text('Params')}\n"
             f'#include "softmax/{file}.cu"\n'
-            f"{entry(self.symbol, function, config.bounds(resident, short))}"
+            f"{entry(self.symbol, function, config.bounds(resident, bounds_short))}"
         )
 
     def _rule(self, values: int) -> LaunchRule:
@@ -259,7 +264,7 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
         if not self.unaligned or self.config.tiled:
             return self._program("softmax_backward", types, flags)
         # The compiler takes a few registers more than a multiprocessor has for the CTAs that it could hold.
-        return self._program("softmax_backward", types, flags, 1024 if self.config.steps <= 4 else 640, short=True)
+        return self._program("softmax_backward", types, flags, 1024 if self.config.steps <= 4 else 640, True)
 
     @property
     def launch_rule(self) -> LaunchRule:
