@@ -371,17 +371,16 @@ TRTC_DEVICE void store_1_each(void* address, uint32 a, int first, int end) {
   TRTC_PORTABLE(const uint32 word[1] = {a}; trtc_simulator::store_each<unsigned char>(address, word, first - At, end - At);)
 }
 
-// Of a word at bit `At` of a Vec: the bits from the Vec's bit `first` to before its bit `end`; for the others, `fill`'s.
-template <int At>
+// The bits of a word from `first` to before `end`, which may be outside it; for the others, `fill`'s.
 TRTC_DEVICE uint32 keep_bits(uint32 word, int first, int end, uint32 fill) {
   uint32 bits;
   TRTC_PTX(asm(
-      "{.reg .b32 f, e; sub.s32 f, %2, %5; sub.s32 e, %3, %5; max.s32 f, f, 0; max.s32 e, e, 0;"
+      "{.reg .b32 f, e; max.s32 f, %2, 0; max.s32 e, %3, 0;"
       "bmsk.clamp.b32 f, 0, f; bmsk.clamp.b32 e, 0, e; lop3.b32 f, e, f, 0, 0x30; lop3.b32 %0, %1, %4, f, 0xe4;}"
-      : "=r"(bits) : "r"(word), "r"(first), "r"(end), "r"(fill), "n"(At));)
+      : "=r"(bits) : "r"(word), "r"(first), "r"(end), "r"(fill));)
   TRTC_PORTABLE(
       const auto lowest = [](int count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; };
-      const uint32 kept = lowest(end - At) & ~lowest(first - At);
+      const uint32 kept = lowest(end) & ~lowest(first);
       bits = (word & kept) | (fill & ~kept);)
   return bits;
 }

@@ -71,6 +71,7 @@ TRTC_DEVICE void load_elements_of(uint32 (&word)[words_of<T, VEC_SIZE>], const T
 }
 template <class T>
 TRTC_DEVICE void store_elements_of(T* to, const uint32 (&word)[words_of<T, VEC_SIZE>], int begin, int end) {
+  static_assert(sizeof(T) > 1, "of 16 or 32 bits");
 #pragma unroll
   for (int i = 0; i < VEC_SIZE; i += 4) {
     constexpr int per_word = 4 / static_cast<int>(sizeof(T));
@@ -79,8 +80,6 @@ TRTC_DEVICE void store_elements_of(T* to, const uint32 (&word)[words_of<T, VEC_S
       store_4_each<0>(to + i, of_four[0], of_four[1], of_four[2], of_four[3], begin - i, end - i);
     } else if constexpr (sizeof(T) == 2) {
       store_2_each<0>(to + i, of_four[0], of_four[1], begin - i, end - i);
-    } else {
-      store_1_each<0>(to + i, of_four[0], begin - i, end - i);
     }
   }
 }
@@ -100,14 +99,11 @@ TRTC_DEVICE void store_end_of(T* to, const uint32 (&word)[words_of<T, VEC_SIZE>]
                              has_half);
     } else if (bytes == 4) {
       store_4<Space::global>(at, is_last ? rest[words] : rest[0], has_half);
-    } else if (bytes == 2) {
-      store_2<Space::global>(at, is_last ? rest[0] >> 16 : rest[0], has_half);
     } else {
-      store_1<Space::global>(at, is_last ? rest[0] >> 8 : rest[0], has_half);
+      store_2<Space::global>(at, is_last ? rest[0] >> 16 : rest[0], has_half);
     }
 #pragma unroll
     for (int i = 0; i < words; ++i) rest[i] = goes_on_upper ? rest[words + i] : rest[i];
-    if (words == 0) rest[0] = goes_on_upper ? rest[0] >> 8 * bytes : rest[0];
     to += goes_on_upper ? half : 0;
   }
 }
@@ -121,7 +117,7 @@ TRTC_DEVICE void keep_elements(uint32 (&word)[words_of<T, VEC_SIZE>], const uint
     if constexpr (sizeof(T) == 4) {
       word[i] = i >= begin && i < end ? word[i] : filling[i];
     } else {
-      word[i] = keep_bits<0>(word[i], min(begin, most) * bits - 32 * i, min(end, most) * bits - 32 * i, filling[i]);
+      word[i] = keep_bits(word[i], min(begin, most) * bits - 32 * i, min(end, most) * bits - 32 * i, filling[i]);
     }
   }
 }
