@@ -27,11 +27,12 @@ static_assert(CHUNKS == 1, "a CTA holds its whole slice");
 // shift from so few elements is far from the mean too often (is_far() in norm/staged.cuh).
 #define ONE_PASS (CENTRED && ROWS_PER_CTA == 1 && VEC_SIZE >= 4)
 // Where a row has a scale: whether y stays in registers until that is known; other kernels would spill.
-#define KEEPS_Y (ROW_SCALED && THREADS_PER_ROW <= 512 && VEC_SIZE > 1 && VEC_SIZE * AFFINE_BYTES_PER_COLUMN <= 32)
+#define KEEPS_Y \
+  (ROW_SCALED && !UNALIGNED && THREADS_PER_ROW <= 512 && VEC_SIZE > 1 && VEC_SIZE * AFFINE_BYTES_PER_COLUMN <= 32)
 // LOADS_AHEAD: IN_FLIGHT vectors of the weight and bias are loaded before they are used, the first ones while sums are
-// exchanged, which hides the L2 latency. Not if y is computed twice. LOADS_EARLY: the weight is loaded before the sums
-// are taken; with two rows a pass, the sums need these registers.
-#define LOADS_AHEAD (HAS_AFFINE && KEEPS_Y == ROW_SCALED)
+// exchanged, which hides the L2 latency. Not if y is computed twice, nor in a loop that is not wholly unrolled.
+// LOADS_EARLY: the weight is loaded before the sums are taken; with two rows a pass, the sums need these registers.
+#define LOADS_AHEAD (HAS_AFFINE && !UNALIGNED && KEEPS_Y == ROW_SCALED)
 #define LOADS_EARLY (LOADS_AHEAD && ONE_PASS && R == 1 && EXACT)
 // All of a thread's vectors if a CTA is small (kernels.py: LOADS_ALL_AFFINE), half of 8, else 2 if there are so many.
 #define IN_FLIGHT                                                          \
@@ -39,6 +40,9 @@ static_assert(CHUNKS == 1, "a CTA holds its whole slice");
    : VECTORS_PER_THREAD == 8 && !PERSISTENT           ? 4                  \
    : VECTORS_PER_THREAD > 1 && THREADS_PER_ROW < 1024 ? 2                  \
                                                       : 1)
+// How many of a thread's vectors a loop is unrolled for. Two of unaligned rows: a weight or bias that is unaligned,
+// too, is loaded by elements, which is long text for each vector.
+#define UNROLLED (UNALIGNED && VECTORS_PER_THREAD > 2 ? 2 : VECTORS_PER_THREAD)
 // Where registers are short.
 #define COMPUTES_ADDRESSES_ANEW (CENTRED && !ROW_SCALED)
 
@@ -157,7 +161,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
     for (int r = 0; r < R; ++r) {
       float of_row[2] = {0.0f, 0.0f};
       const int own = COMPUTES_ADDRESSES_ANEW ? anew(thread) : thread;
-#pragma unroll
+#pragma unroll(UNROLLED)
       for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
         const int column = (k * THREADS_PER_ROW + own) * VEC_SIZE;
         uint32 packed[words_of<NormInput, VEC_SIZE>];
@@ -214,7 +218,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         float of_row[2] = {0.0f, 0.0f};
-#pragma unroll(ONE_PASS ? 1 : VECTORS_PER_THREAD)
+#pragma unroll(ONE_PASS ? 1 : UNROLLED)
         for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
           const int column = (k * THREADS_PER_ROW + thread) * VEC_SIZE;
           uint32 packed[words_of<NormInput, VEC_SIZE>];
@@ -270,7 +274,7 @@ TRTC_DEVICE void norm_forward_shared(const Params& params) {
       const bool stores = pass + 1 == passes, computes = !KEEPS_Y || !stores;
       float row_amax[R] = {};
       const int own = COMPUTES_ADDRESSES_ANEW ? anew(thread) : thread;
-#pragma unroll
+#pragma unroll(UNROLLED)
       for (int k = 0; k < VECTORS_PER_THREAD; ++k) {
         const int column = (k * THREADS_PER_ROW + own) * VEC_SIZE;
         uint32 own_weight[words_of<Weight, VEC_SIZE>], own_bias[words_of<Bias, VEC_SIZE>];

@@ -224,6 +224,8 @@ class ForwardSpec(RowSpec):
     @property
     def _registers(self) -> int:
         config = self.config
+        if self.unaligned and config.in_shared and not config.stages:
+            return 48  # two vectors of the weight and bias are on their way (norm/forward_shared.cu)
         if "row_scale" in self.stores:
             # What a thread keeps of y needs as many; the compiler takes fewer, and spills. It keeps none beside weights
             # that are wider than the row (norm/forward_shared.cu).
@@ -253,7 +255,7 @@ class ForwardSpec(RowSpec):
         if staged or not self._columns_ahead:
             return 0
         columns = sum(dtype.bytes for dtype in (self.weight, self.bias) if dtype)
-        return max(80, 5 * config.vector * columns // 2) + (16 if self.residual or self.unaligned else 0)
+        return max(80, 5 * config.vector * columns // 2) + (16 if self.residual else 0)
 
     def _fewest_registers(self, staged: bool) -> int:
         """Return how many hold a row, where the compiler takes more to have more loads of one thread on their way."""
@@ -292,7 +294,7 @@ class ForwardSpec(RowSpec):
         """Whether all of a thread's weight and bias is on its way at once (norm/forward_shared.cu)."""
         config = self.config
         ahead = config.in_shared and config.together == 1 and config.steps == 8 and config.threads <= 256
-        return ahead and self.norm == "layer_norm" and not self._repeats
+        return ahead and self.norm == "layer_norm" and not (self._repeats or self.unaligned)
 
     @property
     def _held(self) -> DType:
