@@ -33,7 +33,8 @@ from rigs import (
 )
 
 from transformer_rtc import Kernel, LaunchConfig
-from transformer_rtc.ops.norm.heuristics import NormConfig, configure_backward
+from transformer_rtc.ops.norm.config import NormConfig
+from transformer_rtc.ops.norm.heuristics import configure_backward
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -51,7 +51,7 @@ from rigs import (
 
 from transformer_rtc import LaunchConfig
 from transformer_rtc.declaration import declaration_of, operator_names
-from transformer_rtc.ops.norm.heuristics import NormConfig
+from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, DType
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -16,7 +16,7 @@ from norm_checks import LAYOUTS, case_of, covering
 from reference import NUMPY_TYPES, random_rows, random_weight
 from rigs import EVERY_ORDER, assert_same_bits, configured, hold, run, simulated
 
-from transformer_rtc.ops.norm.heuristics import NormConfig
+from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT16, FLOAT32, INT8, DType
 
 pytestmark = pytest.mark.usefixtures("kernels")

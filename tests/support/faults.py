@@ -36,7 +36,7 @@ import numpy as np
 import reference
 
 from transformer_rtc import Field, KernelManager, LaunchConfig, SimulatedDevice, SimulationError, sources
-from transformer_rtc.ops.norm.heuristics import NormConfig
+from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
 from transformer_rtc.simulator.device import ORDERS
 from transformer_rtc.spec import FLOAT32, DType, KernelSpec, TextSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from faults import PTX, Norm, Subject, floats, relaxed_cells
 
-from transformer_rtc.ops.norm.heuristics import NormConfig
+from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.spec import FLOAT16
 
 ZERO = np.zeros(1, np.uint32)

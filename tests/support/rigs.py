@@ -23,7 +23,7 @@ from transformer_rtc.declaration import declaration_of
 from transformer_rtc.device import Gpu
 from transformer_rtc.operator import Operator
 from transformer_rtc.ops.norm.backward import BackwardSpec
-from transformer_rtc.ops.norm.heuristics import NormConfig
+from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
 from transformer_rtc.request import LaunchRule
 from transformer_rtc.spec import ARCHITECTURES, DType

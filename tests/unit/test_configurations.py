@@ -11,7 +11,8 @@ from cases import CASES, NORMS, Case, draw
 from transformer_rtc.declaration import MOST_COLUMNS
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.backward import FinishSpec
-from transformer_rtc.ops.norm.heuristics import RESERVED_SHARED, configure, configure_backward
+from transformer_rtc.ops.norm.config import RESERVED_SHARED
+from transformer_rtc.ops.norm.heuristics import configure, configure_backward
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32
 
 TWO_TYPES = pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32), ids=lambda dtype: dtype.symbol)

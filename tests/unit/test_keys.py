@@ -23,7 +23,7 @@ from transformer_rtc.declaration import declaration_of
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.ops.norm.backward import BackwardSpec, FinishSpec
-from transformer_rtc.ops.norm.heuristics import NormConfig
+from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
 from transformer_rtc.spec import (
     ARCHITECTURES,

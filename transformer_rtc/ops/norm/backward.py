@@ -20,7 +20,7 @@ from ..programs import (
     present,
     row_fields,
 )
-from .heuristics import NormConfig, Slot
+from .config import NormConfig, Slot
 from .kernels import REALS, RowSpec
 
 __all__ = [

@@ -20,7 +20,7 @@ from ..programs import (
     present,
     row_fields,
 )
-from .heuristics import SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
+from .config import SHARED_OF_MULTIPROCESSOR, NormConfig, Regions, Slot
 
 __all__ = ["REALS", "ForwardSpec", "RowSpec"]
 
