@@ -33,7 +33,7 @@ from rigs import (
 )
 
 from transformer_rtc import Kernel, LaunchConfig
-from transformer_rtc.ops.norm.config import NormConfig
+from transformer_rtc.ops.norm.config import BackwardRow, NormConfig
 from transformer_rtc.ops.norm.heuristics import configure_backward
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
 
@@ -184,7 +184,7 @@ def _held() -> Iterator[tuple[str, Held]]:
     for hidden, rows, dtype in (
         (512, 1100, BFLOAT16), (100, 3300, FLOAT16), (256, 2100, BFLOAT16), (8192, 50, FLOAT16), (14848, 130, BFLOAT16)
     ):  # fmt: skip
-        division = configure_backward("layer_norm", hidden, (dtype,) * 3, dtype, ARCHITECTURES[90])
+        division = configure_backward(BackwardRow("layer_norm", hidden, (dtype,) * 3, dtype), ARCHITECTURES[90])
         assert division is not None and division.statistics_ahead
         case = plain("layer_norm_backward", rows, hidden, dtype, residual=dtype)
         yield "statistics of rows that a cta takes in turn", Held(case, multiprocessors=1)

@@ -11,7 +11,7 @@ from cases import CASES, NORMS, Case, draw
 from transformer_rtc.declaration import MOST_COLUMNS
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.backward import FinishSpec
-from transformer_rtc.ops.norm.config import RESERVED_SHARED
+from transformer_rtc.ops.norm.config import RESERVED_SHARED, BackwardRow, ForwardRow
 from transformer_rtc.ops.norm.heuristics import configure, configure_backward
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32
 
@@ -106,7 +106,7 @@ def test_layer_norm_of_whole_vectors_fills_its_ctas(dtype, rng):
     for vectors in rng.choice(norm_configurations._FITTED_VECTORS, 4000, replace=False):
         least = 0.8 if vectors <= norm_configurations._MOST_VECTORS_OF_ONE else norm_configurations._LEAST_FILLED
         hidden = int(vectors) * 16 // dtype.bytes
-        config = configure("layer_norm", hidden, (dtype,), (dtype, dtype), dtype, dtype, ARCHITECTURES[90])
+        config = configure(ForwardRow("layer_norm", hidden, (dtype,), (dtype, dtype), dtype, dtype), ARCHITECTURES[90])
         assert least <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
 
 
@@ -116,7 +116,7 @@ def test_layer_norm_of_whole_vectors_fills_its_ctas(dtype, rng):
 def test_a_row_of_an_odd_number_of_columns_has_vectors_of_16_bytes_and_fills_its_ctas(architecture, norm, dtype):
     columns = (dtype, dtype) if norm == "layer_norm" else (dtype,)
     for hidden in range(4113 // dtype.bytes | 1, 400_000 // dtype.bytes, 254):
-        config = configure(norm, hidden, (dtype,), columns, dtype, dtype, ARCHITECTURES[architecture])
+        config = configure(ForwardRow(norm, hidden, (dtype,), columns, dtype, dtype), ARCHITECTURES[architecture])
         assert config.vector * dtype.bytes == 16, hidden
         assert 0.79 <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
 
@@ -131,7 +131,7 @@ def test_what_was_measured_as_clusters_gives_no_row_more_ctas_without_them(archi
 
     def configs():
         return {
-            hidden: configure_backward(norm, hidden, (dtype,) * 3, dtype, ARCHITECTURES[architecture])
+            hidden: configure_backward(BackwardRow(norm, hidden, (dtype,) * 3, dtype), ARCHITECTURES[architecture])
             for hidden in exact.union(range(full, 132_000 // dtype.bytes, 31 * full))
         }
 

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ...spec import DType
+from ...spec import DeviceLimits, DType
 from ..division import RowDivision
 from ..programs import present
 
-__all__ = ["RESERVED_SHARED", "SHARED_OF_MULTIPROCESSOR", "NormConfig", "Regions", "Slot"]
+__all__ = [
+    "RESERVED_SHARED",
+    "SHARED_OF_MULTIPROCESSOR",
+    "BackwardRow",
+    "ForwardRow",
+    "NormConfig",
+    "Regions",
+    "RowVectors",
+    "Slot",
+    "has_clusters",
+    "most_ctas",
+    "power_of_two",
+]
 
 # Shared memory that a kernel declares for its reductions, and the system's own.
 RESERVED_SHARED = 2048
 # Of the largest multiprocessor.
 SHARED_OF_MULTIPROCESSOR = 228 * 1024
+# Rows that vectors of 16 bytes do not divide are read by those of 8 where these do.
+NARROWEST_BYTES = 8
+
+
+def power_of_two(value: int) -> int:
+    """Return the least one that is no less than a number."""
+    return 1 << max(0, value - 1).bit_length()
+
+
+def has_clusters(limits: DeviceLimits) -> bool:
+    """Whether the CTAs of a row are a cluster."""
+    return limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
+
+
+def most_ctas(limits: DeviceLimits) -> int:
+    """Return how many CTAs may share a row."""
+    return min(limits.max_ctas_per_row, limits.max_cluster_size) if has_clusters(limits) else limits.max_ctas_per_row
 
 
 @dataclass(frozen=True)
@@ -126,3 +157,110 @@ class Slot:
         self.bytes = others.bytes
         if sums and config.rows_per_cta > 1:
             self.bytes = max(self.bytes, 4 * config.chunk * config.rows_per_cta)
+
+
+class RowVectors:
+    """A row in vectors of 16 bytes, and in those that it is really read in.
+
+    Where 16 bytes do not divide a row, its rows are not all aligned to them: smaller vectors do, neighbouring threads
+    read neighbouring ones, and a thread has as many elements as it would have had. Where only vectors of less than 8
+    bytes do, those of 16 bytes take the row nevertheless, the last one in part.
+    """
+
+    def __init__(self, hidden: int, rows: Sequence[DType], output: DType | None) -> None:
+        widest: int = max(dtype.bytes for dtype in (*rows, *((output,) if output else ())))
+        self.hidden = hidden
+        self.bytes = widest
+        self.full = min(16 // widest, power_of_two(hidden))
+        self.vectors = math.ceil(hidden / self.full)
+        self.vector = min(self.full, hidden & -hidden)
+        if self.vector * min(dtype.bytes for dtype in rows) < NARROWEST_BYTES:
+            self.vector = self.full
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is read in smaller vectors."""
+        return self.vector < self.full
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether its last vector is there in part."""
+        return self.hidden % self.vector != 0
+
+
+class ForwardRow(NamedTuple):
+    """What a forward kernel's configuration depends on.
+
+    Attributes
+    ----------
+    norm : str
+        ``"rms_norm"`` or ``"layer_norm"``.
+    hidden : int
+        Columns.
+    rows, columns : tuple of DType
+        Of the arrays of rows that are read, and of the weight and bias.
+    held, output : DType
+        Of the row in whose place y is put together, the residual where it is added before, else x; and of y.
+    several : bool
+        Whether a CTA may have several rows, one after the other or together: they have one weight.
+    row_scaled : bool
+        Whether each row of y has a scale: it is stored once, when that is known.
+    sum : DType or None
+        Of the sum of x and the residual; None: it is not stored beside y.
+    """
+
+    norm: str
+    hidden: int
+    rows: tuple[DType, ...]
+    columns: tuple[DType, ...]
+    held: DType
+    output: DType
+    several: bool = True
+    row_scaled: bool = False
+    sum: DType | None = None
+
+    @property
+    def may_take_turns(self) -> bool:
+        """Whether a CTA may take rows in turn through a ring, or several together."""
+        return self.several and not self.row_scaled
+
+    @property
+    def staged_bytes(self) -> int:
+        """Of a column, where rows are in shared memory."""
+        return sum(dtype.bytes for dtype in self.rows) + self.output.bytes * (self.output.bytes != self.held.bytes)
+
+    def fits(self, config: NormConfig, limits: DeviceLimits) -> bool:
+        """Whether a CTA's shared memory has room."""
+        if config.stages:
+            slots = Slot(config, self.rows, self.output).bytes
+            return self.may_take_turns and slots + config.reserved_shared <= limits.shared_memory_per_cta
+        # Where rows are in registers, unaligned ones travel through shared memory one array at a time.
+        put_together = max(dtype.bytes for dtype in (*self.rows, self.output, self.held))
+        kept = config.together * self.staged_bytes if config.in_shared else config.rows_per_cta * put_together
+        return config.chunk * kept + RESERVED_SHARED <= limits.shared_memory_per_cta
+
+
+class BackwardRow(NamedTuple):
+    """What a backward kernel's configuration depends on.
+
+    Attributes
+    ----------
+    norm : str
+        ``"rms_norm"`` or ``"layer_norm"``.
+    hidden : int
+        Columns.
+    rows : tuple of DType
+        Of the arrays of rows that are read.
+    output : DType or None
+        Of dx; None: it is not asked for.
+    """
+
+    norm: str
+    hidden: int
+    rows: tuple[DType, ...]
+    output: DType | None
+
+    def fits(self, config: NormConfig, limits: DeviceLimits) -> bool:
+        """Whether a CTA's shared memory has room."""
+        slots = Slot(config, self.rows, self.output, sums=True).bytes
+        return slots + config.reserved_shared <= limits.shared_memory_per_cta

@@ -9,6 +9,7 @@ from ...request import LaunchRule, Request, StaticKernel
 from ...spec import FLOAT8_E4M3, FLOAT8_E5M2, INT8, DeviceLimits, KernelSpec
 from . import general
 from .backward import BackwardSpec, FinishSpec, finish_columns, finish_rule
+from .config import BackwardRow, ForwardRow
 from .heuristics import configure, configure_backward, configure_wide_backward
 from .kernels import ForwardSpec
 
@@ -112,28 +113,41 @@ class NormFamily:
         return general.program()
 
 
-def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
-    """Return the kernel of a forward operator."""
+def forward_row(request: Request) -> ForwardRow:
+    """Return what the configuration of a forward operator's kernel depends on."""
     dtypes = request.dtypes
     norm, adds, _ = OPERATORS[request.operator]
     x, out, residual = dtypes["x"], dtypes["out"], dtypes.get("residual")
     assert x is not None and out is not None
-    rows = (x, residual) if residual else (x,)
-    # What a CTA that takes rows in turn keeps of the weight is of all rows.
-    in_turn = not request.per_head
-    columns = [dtype for dtype in (dtypes["weight"], dtypes["bias"]) if dtype]
-    replaced = residual if residual and adds == "before" else x
-    sum_ = dtypes.get("residual_out")
-    row_scaled = dtypes.get("row_scale") is not None
-    config = configure(norm, request.columns, rows, columns, replaced, out, limits, in_turn, row_scaled, sum_)
+    return ForwardRow(
+        norm,
+        request.columns,
+        (x, residual) if residual else (x,),
+        tuple(dtype for dtype in (dtypes["weight"], dtypes["bias"]) if dtype),
+        held=residual if residual and adds == "before" else x,
+        output=out,
+        # What a CTA that takes rows in turn keeps of the weight is of all rows.
+        several=not request.per_head,
+        row_scaled=dtypes.get("row_scale") is not None,
+        sum=dtypes.get("residual_out"),
+    )
+
+
+def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
+    """Return the kernel of a forward operator."""
+    dtypes = request.dtypes
+    norm, adds, _ = OPERATORS[request.operator]
+    x, out = dtypes["x"], dtypes["out"]
+    assert x is not None and out is not None
+    config = configure(forward_row(request), limits)
     return ForwardSpec(
         norm=norm,
         input=x,
         weight=dtypes["weight"],
         bias=dtypes["bias"],
-        residual=residual,
+        residual=dtypes.get("residual"),
         adds=adds,
-        sum=sum_,
+        sum=dtypes.get("residual_out"),
         rounds=general.rounds(request),
         output=out,
         stores=tuple(
@@ -149,28 +163,35 @@ def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
     )
 
 
-def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec:
-    """Return the first kernel of a backward operator."""
-    dtypes, norm = request.dtypes, OPERATORS[request.operator].norm
+def backward_row(request: Request) -> BackwardRow:
+    """Return what the configuration of a backward operator's first kernel depends on."""
+    dtypes = request.dtypes
     dy, x, out = dtypes["dy"], dtypes["x"], dtypes["out"]
     assert dy is not None and x is not None
-    dweight, dbias = dtypes["dweight"] is not None, dtypes["dbias"] is not None
     residual = dtypes["dresidual"] if out else None
-    rows = (*((x,) if out or dweight else ()), dy, *((residual,) if residual else ()))
-    weight = dtypes["weight"] if out else None
-    config = configure_backward(norm, request.columns, rows, out, limits)
+    rows = (*((x,) if out or dtypes["dweight"] else ()), dy, *((residual,) if residual else ()))
+    return BackwardRow(OPERATORS[request.operator].norm, request.columns, rows, out)
+
+
+def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec:
+    """Return the first kernel of a backward operator."""
+    dtypes = request.dtypes
+    dy, x, out = dtypes["dy"], dtypes["x"], dtypes["out"]
+    assert dy is not None and x is not None
+    row = backward_row(request)
+    config = configure_backward(row, limits)
     # All groups of a cooperative grid are resident together, and may be fewer than there are heads.
     if config is None or (request.per_head and config.exchange == "grid"):
-        config = configure_wide_backward(request.columns, rows, out)
+        config = configure_wide_backward(row)
     return BackwardSpec(
-        norm=norm,
+        norm=row.norm,
         gradient=dy,
         input=x,
-        weight=weight,
-        residual=residual,
+        weight=dtypes["weight"] if out else None,
+        residual=dtypes["dresidual"] if out else None,
         output=out,
-        dweight=dweight,
-        dbias=dbias,
+        dweight=dtypes["dweight"] is not None,
+        dbias=dtypes["dbias"] is not None,
         statistics=dtypes["rstd"] is not None,
         per_head=request.per_head,
         hidden=request.columns,

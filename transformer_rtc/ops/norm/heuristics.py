@@ -7,14 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ...spec import DeviceLimits, DType
-from .config import RESERVED_SHARED, NormConfig, Slot
+from ...spec import DeviceLimits
+from .config import BackwardRow, ForwardRow, NormConfig, RowVectors, has_clusters, most_ctas, power_of_two
 
 __all__ = ["configure", "configure_backward", "configure_wide_backward"]
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << max(0, value - 1).bit_length()
 
 
 def _threads(vectors: int, steps: int) -> int:
@@ -245,8 +241,7 @@ _LEAST_FILLED = 0.9
 _RESIDENT_THREADS = 1024
 _ENOUGH_IN_FLIGHT = 216 * 1024
 _BESIDE_ROWS = 1024  # of a CTA, about what it really has beside them; RESERVED_SHARED is the most
-# Rows that vectors of 16 bytes do not divide are read by those of 8 where these do (bfloat16, 4100: RMSNorm 0.93).
-_NARROWEST_BYTES = 8
+# Rows that vectors of 16 bytes do not divide, and those of 8 do (bfloat16, 4100: RMSNorm 0.93).
 _UNEVEN_FORWARD = (
     _Entry(32, 1, 32, 1, 8),
     _Entry(128, 1, 64, 2, 2),
@@ -559,33 +554,8 @@ _BACKWARD_ELSEWHERE = (
 )
 
 
-class _Division:
-    """A row in vectors of 16 bytes, as the tables count them, and in those that it is really read in.
-
-    Where 16 bytes do not divide a row, its rows are not all aligned to them: smaller vectors do, neighbouring threads
-    read neighbouring ones, and a thread has as many elements as it would have had. Where only vectors of less than 8
-    bytes do, those of 16 bytes take the row nevertheless, the last one in part.
-    """
-
-    def __init__(self, hidden: int, rows: Sequence[DType], output: DType | None) -> None:
-        widest: int = max(dtype.bytes for dtype in (*rows, *((output,) if output else ())))
-        self.hidden = hidden
-        self.bytes = widest
-        self.full = min(16 // widest, _power_of_two(hidden))
-        self.vectors = math.ceil(hidden / self.full)
-        self.vector = min(self.full, hidden & -hidden)
-        if self.vector * min(dtype.bytes for dtype in rows) < _NARROWEST_BYTES:
-            self.vector = self.full
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether it is read in smaller vectors."""
-        return self.vector < self.full
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether its last vector is there in part."""
-        return self.hidden % self.vector != 0
+class _Division(RowVectors):
+    """A row, and how a table's line divides it."""
 
     def exactly(self, entries: Sequence[_Entry]) -> tuple[_Entry, ...]:
         """Return those that are for rows of just this size."""
@@ -604,14 +574,14 @@ class _Division:
         share = math.ceil(math.ceil(self.hidden / vector) / ctas)
         if threads <= 32:
             # A CTA has as many threads whatever the row: more rows where they are short.
-            fewer = min(threads, _power_of_two(math.ceil(share / steps)))
+            fewer = min(threads, power_of_two(math.ceil(share / steps)))
             rows *= threads // fewer
             threads = fewer
         else:
             threads = min(threads, 32 * math.ceil(share / (32 * steps)))
         if rows == 1 and (entry.stages or ctas > 1):
             threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
-        clusters = _has_clusters(limits) and ctas > 1
+        clusters = has_clusters(limits) and ctas > 1
         bulk = limits.architecture >= _BULK_ARCHITECTURE and entry.bulk and vector == self.full
         # As many lanes as share a row bring statistics of as many turns, or of half as many.
         ahead = entry.ahead and threads >= 8
@@ -628,7 +598,7 @@ class _Division:
         behind the best of their 3 to 20 divisions.
         """
         one = self.vectors <= _MOST_VECTORS_OF_ONE
-        if self.hidden % self.full or self.vectors not in _FITTED_VECTORS or not (one or _has_clusters(limits)):
+        if self.hidden % self.full or self.vectors not in _FITTED_VECTORS or not (one or has_clusters(limits)):
             return ()
         divisions = []
         for ctas, steps in itertools.product((1,) if one else (2, 4, 8, 16), _FITTED_STEPS):
@@ -650,10 +620,6 @@ class _Division:
         return 32 * steps * math.ceil(self.vectors / (32 * steps * ctas))
 
 
-def _has_clusters(limits: DeviceLimits) -> bool:
-    return limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
-
-
 def _lines(table: Sequence[_Entry], clusters: bool) -> tuple[_Entry, ...]:
     """Return the lines that hold where there are clusters, or where there are none."""
     return tuple(entry for entry in table if entry.clusters in (None, clusters))
@@ -664,83 +630,48 @@ def _choose(
     division: _Division,
     limits: DeviceLimits,
     least_stages: int,
-    fits: Callable[[NormConfig], bool],
+    fits: Callable[[NormConfig, DeviceLimits], bool],
 ) -> NormConfig | None:
     """Return the first configuration that holds the row; without clusters, rather one CTA than several."""
-    clusters = _has_clusters(limits)
-    most_ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
+    clusters = has_clusters(limits)
+    most = most_ctas(limits)
     # One slot, to which nothing comes while a row is worked on, only where other lines do not help; without clusters
     # one CTA with it comes before several.
     passes = (2, least_stages) if least_stages < 2 else (least_stages,)
     for several, least in itertools.product((True,) if clusters else (False, True), passes):
         for entry in entries:
-            if division.vectors > entry.vectors or entry.ctas > (most_ctas if several else 1):
+            if division.vectors > entry.vectors or entry.ctas > (most if several else 1):
                 continue
             for stages in range(entry.stages, min(entry.stages, least) - 1, -1):
                 config = division.config(entry._replace(stages=stages), limits)
-                if config.chunk * entry.ctas >= division.hidden and fits(config):
+                if config.chunk * entry.ctas >= division.hidden and fits(config, limits):
                     return config
     return None
 
 
-def configure(
-    norm: str,
-    hidden: int,
-    rows: Sequence[DType],
-    columns: Sequence[DType],
-    held: DType,
-    output: DType,
-    limits: DeviceLimits,
-    in_turn: bool = True,
-    row_scaled: bool = False,
-    sum_: DType | None = None,
-) -> NormConfig:
+def configure(row: ForwardRow, limits: DeviceLimits) -> NormConfig:
     """Choose how a forward kernel's rows are divided.
 
     Parameters
     ----------
-    norm : str
-        ``"rms_norm"`` or ``"layer_norm"``.
-    hidden : int
-        Columns.
-    rows, columns : sequence of DType
-        Of the arrays of rows that are read, and of the weight and bias.
-    held, output : DType
-        Of the row in whose place y is put together, the residual where it is added before, else x; and of y.
+    row : ForwardRow
+        What is asked for.
     limits : DeviceLimits
         Of the device.
-    in_turn : bool
-        Whether a CTA may take rows in turn through a ring, or several together: they have one weight.
-    row_scaled : bool
-        Whether each row of y has a scale: it is stored once, when that is known.
-    sum_ : DType or None
-        Of the sum of x and the residual; None: it is not stored beside y.
     """
+    hidden, rows, output = row.hidden, row.rows, row.output
     division = _Division(hidden, rows, output)
-    in_turn = in_turn and not row_scaled
-
-    def fits(config: NormConfig) -> bool:
-        if config.stages:
-            slots = Slot(config, rows, output).bytes
-            return in_turn and slots + config.reserved_shared <= shared
-        kept = config.together * staged if config.in_shared else config.rows_per_cta * put_together
-        return config.chunk * kept + RESERVED_SHARED <= shared
-
-    shared = limits.shared_memory_per_cta
-    staged = sum(dtype.bytes for dtype in rows) + output.bytes * (output.bytes != held.bytes)  # of a column
-    # Of a column, where rows are in registers: unaligned ones travel through shared memory one array at a time.
-    put_together = max(dtype.bytes for dtype in (*rows, output, held))
     # RMSNorm with a bias has as much to hold as LayerNorm (as without one: float32, 16384: 0.73, bfloat16, 65536: 0.82;
     # by divisions of LayerNorm 0.97).
-    table = ("layer_norm" if len(columns) > 1 else norm), division.bytes
-    clusters = _has_clusters(limits) and hidden % division.full == 0
+    table = ("layer_norm" if len(row.columns) > 1 else row.norm), division.bytes
+    clusters = has_clusters(limits) and hidden % division.full == 0
     general = _lines(_FORWARD[table], clusters)
     # A row of two arrays is as much in flight as two rows, and one whose y is wider nearly so (bfloat16 to float32, 14
     # sizes of 20000 to 131072: 0.71 to 0.92, in pairs up to 0.09 less and never more).
-    pairs = in_turn and len(rows) == 1 and output.bytes <= held.bytes and hidden % division.full == 0
+    pairs = row.may_take_turns and len(rows) == 1 and output.bytes <= row.held.bytes and hidden % division.full == 0
     exact = division.exactly((*_lines(_FORWARD_SIZES[table], clusters), *general))
     if not exact and table[0] == "layer_norm" and len(rows) == 1:
-        exact = division.fitted(limits, 2 if pairs else 1, staged)
+        exact = division.fitted(limits, 2 if pairs else 1, row.staged_bytes)
     entries: tuple[_Entry, ...] = (*exact, *general)
     if len(rows) > 1:
         entries = (*(entry for entry in entries if entry.ctas == 1 and not entry.alone), *_FORWARD_RESIDUAL)
@@ -748,48 +679,36 @@ def configure(
         entries = _PADDED_FORWARD
     elif division.is_narrow:
         entries = (*_UNEVEN_FORWARD, *entries)
-    elif row_scaled and len(rows) == 1:
+    elif row.row_scaled and len(rows) == 1:
         long = _ROW_SCALED_FORWARD.get(table, ()) if hidden > _ROW_SCALED_LEAST else ()
         scaled = (*division.exactly(_ROW_SCALED_SIZES.get(table, ())), *long)
         entries = (*_lines(scaled, clusters), *entries)
     if not pairs:
         entries = tuple(entry._replace(together=1) for entry in entries)
-    found = _choose((*entries, *_FORWARD_ELSEWHERE), division, limits, 2, fits)
+    found = _choose((*entries, *_FORWARD_ELSEWHERE), division, limits, 2, row.fits)
     if found is not None:
         return found
     # Too long to be held: chunks of four vectors a thread, read again.
-    ctas = min(limits.max_ctas_per_row, limits.max_cluster_size) if _has_clusters(limits) else limits.max_ctas_per_row
+    ctas = most_ctas(limits)
     share = math.ceil(division.vectors / ctas)
     chunks = math.ceil(share / (1024 * 4))
     threads = _threads(math.ceil(share / chunks), 4)
     for steps in (4, 2, 1):
         config = division.config(_Entry(0, ctas, threads, steps), limits)
         # Four steps of sums of floats that become 8 bits would spill.
-        few = config.steps <= 2 or len(rows) == 1 or (sum_ or held).bytes < 4 or output.bytes > 1
-        if few and config.chunk * put_together + RESERVED_SHARED <= shared:
+        few = config.steps <= 2 or len(rows) == 1 or (row.sum or row.held).bytes < 4 or output.bytes > 1
+        if few and row.fits(config, limits):
             break
     return config
 
 
-def configure_backward(
-    norm: str,
-    hidden: int,
-    rows: Sequence[DType],
-    output: DType | None,
-    limits: DeviceLimits,
-) -> NormConfig | None:
+def configure_backward(row: BackwardRow, limits: DeviceLimits) -> NormConfig | None:
     """Choose how a backward kernel's rows are divided.
 
     Parameters
     ----------
-    norm : str
-        ``"rms_norm"`` or ``"layer_norm"``.
-    hidden : int
-        Columns.
-    rows : sequence of DType
-        Of the arrays of rows that are read.
-    output : DType or None
-        Of dx; None: it is not asked for.
+    row : BackwardRow
+        What is asked for.
     limits : DeviceLimits
         Of the device.
 
@@ -798,14 +717,9 @@ def configure_backward(
     NormConfig or None
         None: a row and its partial sums do not fit on the chip.
     """
-    division = _Division(hidden, rows, output)
-
-    def fits(config: NormConfig) -> bool:
-        slots = Slot(config, rows, output, sums=True).bytes
-        return slots + config.reserved_shared <= limits.shared_memory_per_cta
-
-    table = norm, division.bytes
-    clusters = _has_clusters(limits)
+    division = _Division(row.hidden, row.rows, row.output)
+    table = row.norm, division.bytes
+    clusters = has_clusters(limits)
     exact = division.exactly(_lines(_BACKWARD_SIZES[table], clusters))
     entries = _lines(_BACKWARD[table], clusters)
     if not clusters:
@@ -813,13 +727,10 @@ def configure_backward(
         most = next((entry.ctas for entry in entries if division.vectors <= entry.vectors), 1)
         exact = tuple(entry for entry in exact if entry.ctas <= most)
     uneven = (_UNEVEN_BACKWARD[division.bytes],) if division.is_narrow and division.vectors > _UNEVEN_VECTORS else ()
-    return _choose((*uneven, *exact, *entries, *_BACKWARD_ELSEWHERE), division, limits, 1, fits)
+    return _choose((*uneven, *exact, *entries, *_BACKWARD_ELSEWHERE), division, limits, 1, row.fits)
 
 
-def configure_wide_backward(hidden: int, rows: Sequence[DType], output: DType | None) -> NormConfig:
-    """Choose how a backward kernel's rows are divided that do not fit on the chip: by vector, of one CTA.
-
-    The parameters are those of `configure_backward`.
-    """
-    vector = _Division(hidden, rows, output).vector
-    return NormConfig(min(1024, _threads(math.ceil(hidden / vector), 1)), 1, vector, 1)
+def configure_wide_backward(row: BackwardRow) -> NormConfig:
+    """Choose how a backward kernel's rows are divided that do not fit on the chip: by vector, of one CTA."""
+    vector = _Division(row.hidden, row.rows, row.output).vector
+    return NormConfig(min(1024, _threads(math.ceil(row.hidden / vector), 1)), 1, vector, 1)
