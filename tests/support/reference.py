@@ -333,7 +333,9 @@ def excess(actual: np.ndarray, expected: Expected, dtype: DType) -> np.ndarray:
     with np.errstate(all="ignore"):
         # Rows with an infinity or a NaN have no bound: what is a number in them is exact.
         allowed = np.where(np.isfinite(expected.bound), expected.bound, 0.0)
-        return error / (0.5 + allowed / unit(_clipped(expected.value, dtype), dtype))
+        # What is rounded may be this much larger, where the type's numbers lie further apart.
+        rounding = 0.5 * unit(_clipped(np.abs(expected.value) + allowed, dtype), dtype)
+        return error / ((allowed + rounding) / unit(_clipped(expected.value, dtype), dtype))
 
 
 def assert_within(actual: np.ndarray, expected: Expected, dtype: DType, what: str = "y") -> None:
