@@ -22,7 +22,7 @@ from kernels import (
 )
 
 from transformer_rtc.ops.norm.backward import BackwardSpec
-from transformer_rtc.ops.softmax.heuristics import BUCKETS
+from transformer_rtc.ops.softmax.config import BUCKETS
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT32
 
 # So many tests share the kernels of an architecture. Which a test compiles is found when it runs.

@@ -16,7 +16,7 @@ from softmax_checks import FLOATS, MASKS, OF_TYPES, at, bits, call, hold_drawn, 
 
 import transformer_rtc
 from transformer_rtc import softmax, softmax_backward
-from transformer_rtc.ops.softmax.heuristics import BUCKETS
+from transformer_rtc.ops.softmax.config import BUCKETS
 from transformer_rtc.spec import BFLOAT16, FLOAT32
 
 # TransformerEngine's and Apex's lengths, and what they do not have.

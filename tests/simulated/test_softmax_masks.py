@@ -27,7 +27,7 @@ from softmax_checks import (
 
 from transformer_rtc import LaunchConfig
 from transformer_rtc.errors import ArgumentError
-from transformer_rtc.ops.softmax.heuristics import SoftmaxConfig
+from transformer_rtc.ops.softmax.config import SoftmaxConfig
 from transformer_rtc.ops.softmax.kernels import MaskGradientSpec
 from transformer_rtc.spec import BFLOAT16, FLOAT32
 

@@ -21,7 +21,7 @@ from transformer_rtc.ops.general import GeneralKernel, general_program
 from transformer_rtc.ops.norm import general as norm_general
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.softmax import general as softmax_general
-from transformer_rtc.ops.softmax.heuristics import BUCKETS, SoftmaxConfig
+from transformer_rtc.ops.softmax.config import BUCKETS, SoftmaxConfig
 from transformer_rtc.request import LaunchRule, Request, StaticKernel
 from transformer_rtc.spec import (
     ARCHITECTURES,

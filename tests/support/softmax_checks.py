@@ -22,7 +22,7 @@ from transformer_rtc.arrays import simulated as simulated_calls
 from transformer_rtc.declaration import declarations
 from transformer_rtc.operator import Operator
 from transformer_rtc.ops.softmax import family
-from transformer_rtc.ops.softmax.heuristics import SoftmaxConfig
+from transformer_rtc.ops.softmax.config import SoftmaxConfig
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32, DType
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
@@ -111,10 +111,10 @@ def simulated(architecture: int = 90, static: bool = False, multiprocessors: int
 def configured(config: SoftmaxConfig) -> Iterator[None]:
     """Have rows divided by one configuration, in vectors of the types; in turn where they may be."""
 
-    def configure(columns, rows, staged, limits, backward=False, causal=False, masked=False):
-        vector = 16 // max(dtype.bytes for dtype in rows)
-        clusters, in_turn = config.clusters and limits.max_cluster_size > 1, config.in_turn and backward and not causal
-        return dataclasses.replace(config, vector=vector, clusters=clusters, in_turn=in_turn)
+    def configure(row, limits):
+        clusters = config.clusters and limits.max_cluster_size > 1
+        in_turn = config.in_turn and row.backward and not row.causal
+        return config.replace(vector=row.vector, clusters=clusters, in_turn=in_turn)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(family, "configure", configure)

@@ -10,7 +10,7 @@ import pytest
 
 from transformer_rtc import _native
 from transformer_rtc.declaration import MOST_COLUMNS, declaration_of
-from transformer_rtc.ops.softmax.heuristics import BUCKETS
+from transformer_rtc.ops.softmax.config import BUCKETS
 from transformer_rtc.request import LaunchRule, Request
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
 

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-__all__ = ["RowDivision"]
+from ..spec import DeviceLimits
+
+__all__ = ["RowDivision", "has_clusters", "most_ctas", "power_of_two"]
+
+_Division = TypeVar("_Division", bound="RowDivision")
+
+
+def power_of_two(value: int) -> int:
+    """Return the least one that is no less than a number."""
+    return 1 << max(0, value - 1).bit_length()
+
+
+def has_clusters(limits: DeviceLimits) -> bool:
+    """Whether the CTAs of a row are a cluster."""
+    return limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
+
+
+def most_ctas(limits: DeviceLimits) -> int:
+    """Return how many CTAs may share a row."""
+    return min(limits.max_ctas_per_row, limits.max_cluster_size) if has_clusters(limits) else limits.max_ctas_per_row
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,10 @@ class RowDivision:
         """The part of a kernel's name."""
         shared = f"_{self.exchange}{self.ctas_per_row}" if self.ctas_per_row > 1 else ""
         return f"t{self.threads_per_row}_r{self.rows_per_cta}_v{self.vector}_s{self.steps}{shared}"
+
+    def replace(self: _Division, **changes: Any) -> _Division:
+        """Return it with other values of some attributes."""
+        return dataclasses.replace(self, **changes)
 
     def workspace_bytes(self, values: int, buffers: int = 2) -> int:
         """Return a cooperative grid's (headers/row_reduce.cuh): in each buffer, a counter and each CTA's values."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ...spec import DeviceLimits, DType
-from ..division import RowDivision
+from ..division import RowDivision, power_of_two
 from ..programs import present
 
 __all__ = [
@@ -20,9 +20,6 @@ __all__ = [
     "Regions",
     "RowVectors",
     "Slot",
-    "has_clusters",
-    "most_ctas",
-    "power_of_two",
 ]
 
 # Shared memory that a kernel declares for its reductions, and the system's own.
@@ -31,21 +28,6 @@ RESERVED_SHARED = 2048
 SHARED_OF_MULTIPROCESSOR = 228 * 1024
 # Rows that vectors of 16 bytes do not divide are read by those of 8 where these do.
 NARROWEST_BYTES = 8
-
-
-def power_of_two(value: int) -> int:
-    """Return the least one that is no less than a number."""
-    return 1 << max(0, value - 1).bit_length()
-
-
-def has_clusters(limits: DeviceLimits) -> bool:
-    """Whether the CTAs of a row are a cluster."""
-    return limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
-
-
-def most_ctas(limits: DeviceLimits) -> int:
-    """Return how many CTAs may share a row."""
-    return min(limits.max_ctas_per_row, limits.max_cluster_size) if has_clusters(limits) else limits.max_ctas_per_row
 
 
 @dataclass(frozen=True)
@@ -62,12 +44,14 @@ class NormConfig(RowDivision):
     together : int
         Rows in shared memory that the same threads work on at a time: they share what is loaded of the weight and bias.
     bulk : bool
-        Whether a row that is taken in turn is sent for by one thread, which a device of sm_90 can: more instructions
-        for others, and a later start.
+        Whether a row that is taken in turn is sent for by one thread, which a device from `BULK_ARCHITECTURE` on
+        can: more instructions for others, and a later start.
     statistics_ahead : bool
         Whether statistics that are given are sent for many turns ahead, rather than waited for
         (norm/backward_rows.cuh).
     """
+
+    BULK_ARCHITECTURE: ClassVar[int] = 90
 
     in_shared: bool = False
     stages: int = 0
@@ -220,6 +204,13 @@ class ForwardRow(NamedTuple):
     sum: DType | None = None
 
     @property
+    def case(self) -> tuple[object, ...]:
+        """What tells rows apart that may have different configurations."""
+        types = ((self.held,), (self.output,), self.rows, self.columns, (self.sum,) if self.sum else ())
+        sizes = (tuple(dtype.bytes for dtype in group) for group in types)
+        return "norm", self.norm, self.hidden, self.several, self.row_scaled, *sizes
+
+    @property
     def may_take_turns(self) -> bool:
         """Whether a CTA may take rows in turn through a ring, or several together."""
         return self.several and not self.row_scaled
@@ -259,6 +250,12 @@ class BackwardRow(NamedTuple):
     hidden: int
     rows: tuple[DType, ...]
     output: DType | None
+
+    @property
+    def case(self) -> tuple[object, ...]:
+        """What tells rows apart that may have different configurations."""
+        sizes = (dtype.bytes for dtype in (*self.rows, *((self.output,) if self.output else ())))
+        return "norm backward", self.norm, self.hidden, self.output is None, *sizes
 
     def fits(self, config: NormConfig, limits: DeviceLimits) -> bool:
         """Whether a CTA's shared memory has room."""

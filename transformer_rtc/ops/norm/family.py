@@ -9,7 +9,8 @@ from ...request import LaunchRule, Request, StaticKernel
 from ...spec import FLOAT8_E4M3, FLOAT8_E5M2, INT8, DeviceLimits, KernelSpec
 from . import general
 from .backward import BackwardSpec, FinishSpec, finish_columns, finish_rule
-from .config import BackwardRow, ForwardRow
+from .candidates import backward_candidates, forward_candidates
+from .config import BackwardRow, ForwardRow, NormConfig
 from .heuristics import configure, configure_backward, configure_wide_backward
 from .kernels import ForwardSpec
 
@@ -82,15 +83,33 @@ class NormFamily:
         if dtypes.get("scale_inv") is not None and dtypes["scale"] is None:
             refuse("scale_inv needs a scale, of which it is the inverse; scale is None")
 
-    def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+    def case(self, request: Request) -> tuple[object, ...]:
+        return backward_row(request).case if OPERATORS[request.operator].backward else forward_row(request).case
+
+    def configurations(self, request: Request, limits: DeviceLimits) -> tuple[NormConfig, ...]:
+        self.check(request)
+        if not OPERATORS[request.operator].backward:
+            forward = forward_row(request)
+            return tuple(dict.fromkeys((configure(forward, limits), *forward_candidates(forward, limits))))
+        row, found = backward_row(request), _configure_backward(request, limits)
+        others = backward_candidates(row, limits) if found.stages else ()
+        if request.per_head:
+            others = (config for config in others if config.exchange != "grid")
+        return tuple(dict.fromkeys((found, *others)))
+
+    def specialise(
+        self, request: Request, limits: DeviceLimits, config: NormConfig | None = None
+    ) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         self.check(request)
         if OPERATORS[request.operator].backward:
-            return self._backward(request, limits)
-        spec = forward_spec(request, limits)
+            return self._backward(request, limits, config)
+        spec = forward_spec(request, limits, config)
         return ((spec, spec.launch_rule),)
 
-    def _backward(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
-        spec = backward_spec(request, limits)
+    def _backward(
+        self, request: Request, limits: DeviceLimits, config: NormConfig | None
+    ) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        spec = backward_spec(request, limits, config)
         dweight, dbias = request.dtypes["dweight"], request.dtypes["dbias"]
         first = (spec, spec.launch_rule)
         if dweight is None and dbias is None:
@@ -133,13 +152,13 @@ def forward_row(request: Request) -> ForwardRow:
     )
 
 
-def forward_spec(request: Request, limits: DeviceLimits) -> ForwardSpec:
-    """Return the kernel of a forward operator."""
+def forward_spec(request: Request, limits: DeviceLimits, config: NormConfig | None = None) -> ForwardSpec:
+    """Return the kernel of a forward operator, by a configuration or by the heuristics'."""
     dtypes = request.dtypes
     norm, adds, _ = OPERATORS[request.operator]
     x, out = dtypes["x"], dtypes["out"]
     assert x is not None and out is not None
-    config = configure(forward_row(request), limits)
+    config = config or configure(forward_row(request), limits)
     return ForwardSpec(
         norm=norm,
         input=x,
@@ -173,18 +192,23 @@ def backward_row(request: Request) -> BackwardRow:
     return BackwardRow(OPERATORS[request.operator].norm, request.columns, rows, out)
 
 
-def backward_spec(request: Request, limits: DeviceLimits) -> BackwardSpec:
-    """Return the first kernel of a backward operator."""
-    dtypes = request.dtypes
-    dy, x, out = dtypes["dy"], dtypes["x"], dtypes["out"]
-    assert dy is not None and x is not None
+def _configure_backward(request: Request, limits: DeviceLimits) -> NormConfig:
     row = backward_row(request)
     config = configure_backward(row, limits)
     # All groups of a cooperative grid are resident together, and may be fewer than there are heads.
     if config is None or (request.per_head and config.exchange == "grid"):
-        config = configure_wide_backward(row)
+        return configure_wide_backward(row)
+    return config
+
+
+def backward_spec(request: Request, limits: DeviceLimits, config: NormConfig | None = None) -> BackwardSpec:
+    """Return the first kernel of a backward operator, by a configuration or by the heuristics'."""
+    dtypes = request.dtypes
+    dy, x, out = dtypes["dy"], dtypes["x"], dtypes["out"]
+    assert dy is not None and x is not None
+    config = config or _configure_backward(request, limits)
     return BackwardSpec(
-        norm=row.norm,
+        norm=OPERATORS[request.operator].norm,
         gradient=dy,
         input=x,
         weight=dtypes["weight"] if out else None,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ...spec import DeviceLimits
-from .config import BackwardRow, ForwardRow, NormConfig, RowVectors, has_clusters, most_ctas, power_of_two
+from ..division import has_clusters, most_ctas, power_of_two
+from .config import BackwardRow, ForwardRow, NormConfig, RowVectors
 
 __all__ = ["configure", "configure_backward", "configure_wide_backward"]
 
@@ -16,9 +17,6 @@ __all__ = ["configure", "configure_backward", "configure_wide_backward"]
 def _threads(vectors: int, steps: int) -> int:
     """Return the fewest whole warps that hold so many vectors."""
     return 32 * math.ceil(vectors / (32 * steps))
-
-
-_BULK_ARCHITECTURE = 90
 
 
 class _Entry(NamedTuple):
@@ -582,7 +580,7 @@ class _Division(RowVectors):
         if rows == 1 and (entry.stages or ctas > 1):
             threads = max(threads, 64)  # several warps, whose barriers order what CTAs tell each other
         clusters = has_clusters(limits) and ctas > 1
-        bulk = limits.architecture >= _BULK_ARCHITECTURE and entry.bulk and vector == self.full
+        bulk = limits.architecture >= NormConfig.BULK_ARCHITECTURE and entry.bulk and vector == self.full
         # As many lanes as share a row bring statistics of as many turns, or of half as many.
         ahead = entry.ahead and threads >= 8
         return NormConfig(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from ...arguments import Choice, Equal, Flag, Input, Integer, Output, OutputDType, Real, Result, Stream
 from ...declaration import MOST_COLUMNS, Declaration, Gradient
 from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8
+from .config import BUCKETS
 from .family import SoftmaxFamily
-from .heuristics import BUCKETS
 
 __all__ = [
     "DECLARATIONS",

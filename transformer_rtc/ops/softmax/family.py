@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from ...errors import ArgumentError
 from ...request import LaunchRule, Request, StaticKernel
-from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, DType, KernelSpec
+from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, KernelSpec
 from . import general
-from .heuristics import SoftmaxConfig, configure
+from .candidates import candidates
+from .config import SoftmaxConfig, SoftmaxRow
+from .heuristics import configure
 from .kernels import MaskGradientSpec, SinkGradientSpec, SoftmaxBackwardSpec, SoftmaxForwardSpec
 
 __all__ = ["OPERATORS", "SoftmaxFamily", "SoftmaxOperator"]
@@ -65,11 +67,24 @@ class SoftmaxFamily:
             given = "there is none" if mask is None else f"it is {mask.name}, and is added"
             raise ArgumentError(f"{request.operator}: mask_keeps needs a mask of bool or uint8; {given}")
 
-    def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+    def case(self, request: Request) -> tuple[object, ...]:
+        return _row(request).case
+
+    def configurations(self, request: Request, limits: DeviceLimits) -> tuple[SoftmaxConfig, ...]:
         self.check(request)
-        spec, division, staged = _spec(request, limits)
+        row = _row(request)
+        found = configure(row, limits)
+        return tuple(dict.fromkeys((found, *(() if found.chunked else candidates(row, limits)))))
+
+    def specialise(
+        self, request: Request, limits: DeviceLimits, config: SoftmaxConfig | None = None
+    ) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        self.check(request)
+        row = _row(request)
+        config = config or configure(row, limits)
+        spec = _spec(request, config)
         rule = spec.launch_rule._replace(
-            threads=division.threads, dynamic_shared_memory=division.shared_memory(request.columns, staged)
+            threads=config.threads, dynamic_shared_memory=config.shared_memory(request.columns, row.staged)
         )
         return (spec, rule), *((spec, spec.launch_rule) for spec in _gradients(request, limits))
 
@@ -85,10 +100,24 @@ class SoftmaxFamily:
         return general.program()
 
 
-def _spec(
-    request: Request, limits: DeviceLimits
-) -> tuple[SoftmaxForwardSpec | SoftmaxBackwardSpec, SoftmaxConfig, tuple[DType, ...]]:
-    """Return the kernel of a call, how it divides rows, and the types of what one has in shared memory, if staged."""
+def _row(request: Request) -> SoftmaxRow:
+    """Return what a kernel's configuration depends on."""
+    dtypes = request.dtypes
+    causal = "causal" in request.flags
+    out, mask = dtypes["out"], dtypes.get("mask")
+    assert out is not None
+    if OPERATORS[request.operator].backward:
+        dy, y = dtypes["dy"], dtypes["y"]
+        assert dy is not None and y is not None
+        return SoftmaxRow(request.columns, (dy, y, out), (y, dy), backward=True, causal=causal)
+    x = dtypes["x"]
+    assert x is not None
+    staged = (x, mask) if mask else (x,)
+    return SoftmaxRow(request.columns, (x, out), staged, causal=causal, masked=mask is not None)
+
+
+def _spec(request: Request, config: SoftmaxConfig) -> SoftmaxForwardSpec | SoftmaxBackwardSpec:
+    """Return the kernel of a call that divides rows so."""
     dtypes = request.dtypes
     logarithm, backward = OPERATORS[request.operator]
     causal = "causal" in request.flags
@@ -97,16 +126,11 @@ def _spec(
     if backward:
         dy, y = dtypes["dy"], dtypes["y"]
         assert dy is not None and y is not None
-        config = configure(request.columns, (dy, y, out), (y, dy), limits, backward=True, causal=causal)
         sums = bool(dtypes.get("dsink") or dtypes.get("dmask"))
-        backward_spec = SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config.of_kernel, request.unaligned)
-        return backward_spec, config, (y, dy)
-    x = dtypes["x"]
+        return SoftmaxBackwardSpec(dy, y, out, logarithm, causal, sums, config.of_kernel, request.unaligned)
+    x, mask = dtypes["x"], dtypes["mask"]
     assert x is not None
-    mask = dtypes["mask"]
-    staged = (x, mask) if mask else (x,)
-    config = configure(request.columns, (x, out), staged, limits, causal=causal, masked=mask is not None)
-    spec = SoftmaxForwardSpec(
+    return SoftmaxForwardSpec(
         input=x,
         output=out,
         logarithm=logarithm,
@@ -118,7 +142,6 @@ def _spec(
         config=config.of_kernel,
         unaligned=request.unaligned,
     )
-    return spec, config, staged
 
 
 def _gradients(request: Request, limits: DeviceLimits) -> Iterator[SinkGradientSpec | MaskGradientSpec]:

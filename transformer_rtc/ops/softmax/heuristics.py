@@ -1,91 +1,14 @@
-"""How softmax kernels divide a row: the buckets of lengths, the configurations, and the tables of which is taken."""
+"""Which configuration a softmax kernel has: the tables."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from ...declaration import MOST_COLUMNS
-from ...spec import DeviceLimits, DType
-from ..division import RowDivision
-from ..programs import present
+from ...spec import DeviceLimits
+from ..division import has_clusters, most_ctas
+from .config import SoftmaxConfig, SoftmaxRow
 
-__all__ = ["BUCKETS", "SoftmaxConfig", "configure"]
-
-# Rows of up to so many columns are launched alike: a length is no part of a key. Long ones in steps of a quarter at
-# most, as what is staged takes as much shared memory as the longest one needs.
-BUCKETS = (
-    *(32, 64, 128, 256, 512),
-    *(quarters << shift for shift in range(7, 27) for quarters in (5, 6, 7, 8)),
-    MOST_COLUMNS,
-)
-
-
-@dataclass(frozen=True)
-class SoftmaxConfig(RowDivision):
-    """How a row is divided.
-
-    Attributes
-    ----------
-    chunked : bool
-        Whether a CTA's part of a row may be longer than what its threads hold: it is read twice then.
-    staged : bool
-        Whether a CTA's part of a row is in shared memory; else its threads hold it. A kernel of such rows is launched
-        with any number of warps up to `MOST_STAGED_THREADS`.
-    in_turn : bool
-        Whether CTAs take rows in turn, the next of which comes to shared memory while their threads hold one: of the
-        backward alone, and where all columns take part.
-    tiled : bool
-        Whether a thread has a row, and a warp brings those of its threads through shared memory: where all columns take
-        part.
-    """
-
-    MOST_STAGED_THREADS: ClassVar[int] = 512
-
-    chunked: bool = False
-    staged: bool = False
-    in_turn: bool = False
-    tiled: bool = False
-
-    @property
-    def of_kernel(self) -> SoftmaxConfig:
-        """What a kernel knows of it."""
-        return dataclasses.replace(self, threads_per_row=self.MOST_STAGED_THREADS) if self.staged else self
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether a launch has as many CTAs as are resident together."""
-        return self.in_turn or self.tiled
-
-    def bounds(self, resident: int, bounds_short: bool = False) -> str:
-        """Return a kernel's launch bounds: CTAs whose threads hold a row are so many threads of a multiprocessor.
-
-        Staged rows need few registers, and so do those of fewer than 128 threads, but where `bounds_short`.
-        """
-        needs_few = self.staged or (self.threads_per_row < 128 and not bounds_short)
-        return f"{self.threads}" if needs_few else f"{self.threads}, {max(1, resident // self.threads)}"
-
-    @property
-    def symbol(self) -> str:
-        return "_".join(
-            (super().symbol, *present(chunked=self.chunked, staged=self.staged, in_turn=self.in_turn, tiled=self.tiled))
-        )
-
-    def shared_memory(self, columns: int, staged: Sequence[DType]) -> int:
-        """Return the bytes that a CTA needs for arrays of these types, of rows of so many columns."""
-        if self.in_turn:
-            return sum(self.threads * self.steps * self.vector * dtype.bytes for dtype in staged)
-        if self.tiled:
-            return 2 * self.threads * self.steps * 16 * len(staged)  # of each, what the widest array has, and the next
-        if not self.staged:
-            return 0
-        unit = self.vector * self.ctas_per_row
-        slice_columns = columns if self.ctas_per_row == 1 else -(-columns // unit) * self.vector
-        # trtc::staged_bytes, at any shift.
-        elements = (slice_columns + 2 * self.vector - 2) // self.vector * self.vector
-        return sum(-(-elements * dtype.bytes // 16) * 16 for dtype in staged)
+__all__ = ["configure"]
 
 
 class _Entry(NamedTuple):
@@ -293,48 +216,32 @@ _BACKWARD_CAUSAL_TABLE = (
 )
 
 
-def _table(backward: bool, causal: bool, masked: bool) -> tuple[_Entry, ...]:
-    if backward:
-        return _BACKWARD_CAUSAL_TABLE if causal else _BACKWARD_TABLE
-    return _FORWARD_CAUSAL_TABLE if causal else _FORWARD_MASKED_TABLE if masked else _FORWARD_TABLE
+def _table(row: SoftmaxRow) -> tuple[_Entry, ...]:
+    if row.backward:
+        return _BACKWARD_CAUSAL_TABLE if row.causal else _BACKWARD_TABLE
+    return _FORWARD_CAUSAL_TABLE if row.causal else _FORWARD_MASKED_TABLE if row.masked else _FORWARD_TABLE
 
 
-def configure(
-    columns: int,
-    rows: Sequence[DType],
-    staged: Sequence[DType],
-    limits: DeviceLimits,
-    backward: bool = False,
-    causal: bool = False,
-    masked: bool = False,
-) -> SoftmaxConfig:
+def configure(row: SoftmaxRow, limits: DeviceLimits) -> SoftmaxConfig:
     """Choose how rows of up to so many columns are divided.
 
     Parameters
     ----------
-    columns : int
-        One of `BUCKETS`.
-    rows : sequence of DType
-        Of the arrays of rows.
-    staged : sequence of DType
-        Of those, and of a mask, that are read.
+    row : SoftmaxRow
+        What is asked for.
     limits : DeviceLimits
         Of the device.
-    backward, causal, masked : bool
-        Whether it is the backward, and whether columns are excluded by a causal mode or by a mask.
     """
-    widest = max(dtype.bytes for dtype in rows)
-    vector = 16 // widest
-    clusters = limits.max_cluster_size > 1 and limits.max_ctas_per_row > 1
-    most = min(limits.max_ctas_per_row, limits.max_cluster_size) if clusters else limits.max_ctas_per_row
-    for line in _table(backward, causal, masked):
-        fits = not line.bytes or (line.bytes == widest and (clusters or line.ctas == 1))
-        if fits and columns <= line.vectors * vector and line.ctas <= most:
+    clusters = has_clusters(limits)
+    most = most_ctas(limits)
+    for line in _table(row):
+        fits = not line.bytes or (line.bytes == row.widest and (clusters or line.ctas == 1))
+        if fits and row.columns <= line.vectors * row.vector and line.ctas <= most:
             shared = clusters and line.ctas > 1
             config = SoftmaxConfig(
                 line.threads,
                 line.rows,
-                vector,
+                row.vector,
                 line.steps or 1,
                 line.ctas,
                 shared,
@@ -342,10 +249,9 @@ def configure(
                 in_turn=line.in_turn,
                 tiled=line.tiled,
             )
-            # The values that its threads exchange are in shared memory too.
-            if config.shared_memory(columns, staged) <= limits.shared_memory_per_cta - 4096:
+            if row.fits(config, limits):
                 return config
             if config.in_turn:
-                return dataclasses.replace(config, in_turn=False)
+                return config.replace(in_turn=False)
     # Half of what a thread could hold: what two passes need beside it spills else.
-    return SoftmaxConfig(1024, 1, vector, 2, most, clusters and most > 1, chunked=True)
+    return SoftmaxConfig(1024, 1, row.vector, 2, most, clusters and most > 1, chunked=True)

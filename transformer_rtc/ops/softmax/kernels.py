@@ -20,7 +20,7 @@ from ..programs import (
     row_fields,
     traits,
 )
-from .heuristics import SoftmaxConfig
+from .config import SoftmaxConfig
 
 __all__ = [
     "CAUSAL",

@@ -1,0 +1,95 @@
+"""The configurations that a norm kernel may have: what a tuner measures, and what a tuning row may say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ...spec import DeviceLimits
+from ..division import has_clusters, most_ctas, power_of_two
+from .config import BackwardRow, ForwardRow, NormConfig, RowVectors
+
+__all__ = ["backward_candidates", "forward_candidates"]
+
+_MOST_THREADS = 1024
+# Of its threads' vectors, those that a row has; and of a short one.
+_LEAST_FILLED, _LEAST_FILLED_SHORT, _SHORT = 0.75, 0.5, 256
+# Elements of a thread: rows in registers, and backward, need registers for each; backward for three floats.
+_MOST_IN_REGISTERS = 32
+_MOST_OF_CTA_BACKWARD = 16384
+# Vectors of a thread, of 16 bytes, and slots of a ring.
+_MOST_STEPS, _MOST_STAGES = 8, 5
+# Threads of a CTA that holds several rows.
+_MOST_THREADS_OF_ROWS = 512
+_LEAST_OF_RING = 64  # warps whose barriers order what CTAs exchange, and who fetches a row
+_LANES_FOR_STATISTICS = 8
+
+
+def _divisions(vectors: RowVectors, limits: DeviceLimits) -> Iterator[NormConfig]:
+    """Yield how one row may be divided among CTAs and threads, in registers."""
+    of_row = math.ceil(vectors.hidden / vectors.vector)
+    clusters = has_clusters(limits)
+    least = _LEAST_FILLED if of_row >= _SHORT else _LEAST_FILLED_SHORT
+    for ctas in (1 << shift for shift in range(most_ctas(limits).bit_length())):
+        for steps in range(1, _MOST_STEPS * vectors.full // vectors.vector + 1):
+            needed = math.ceil(of_row / (ctas * steps))
+            threads = power_of_two(needed) if needed < 32 else 32 * math.ceil(needed / 32)
+            if ctas > 1:
+                threads = max(threads, _LEAST_OF_RING)
+            enough = of_row >= least * ctas * threads * steps or (ctas == 1 and steps == 1)
+            if threads <= _MOST_THREADS and enough:
+                yield NormConfig(threads, 1, vectors.vector, steps, ctas, clusters and ctas > 1)
+
+
+def _rows_of_cta(config: NormConfig, least: int) -> Iterator[NormConfig]:
+    """Yield a division with each number of rows that a CTA of at least so many threads may have together."""
+    rows = 1
+    while rows == 1 or config.threads_per_row * rows <= _MOST_THREADS_OF_ROWS:
+        if config.threads_per_row * rows >= least:
+            yield config.replace(rows_per_cta=rows)
+        if config.ctas_per_row > 1:
+            return
+        rows *= 2
+
+
+def _bulk(config: NormConfig, vectors: RowVectors, limits: DeviceLimits) -> tuple[bool, ...]:
+    return (False, True) if limits.architecture >= NormConfig.BULK_ARCHITECTURE and not vectors.is_narrow else (False,)
+
+
+def forward_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
+    """Yield the configurations that a forward kernel may have."""
+    vectors = RowVectors(row.hidden, row.rows, row.output)
+    for division in _divisions(vectors, limits):
+        found = list[NormConfig]()
+        if division.steps * division.vector <= _MOST_IN_REGISTERS:
+            found += _rows_of_cta(division, 32)
+        if division.threads >= 32:
+            found.append(division.replace(in_shared=True))
+            if row.may_take_turns:
+                found.append(division.replace(in_shared=True, together=2))
+        if row.may_take_turns:
+            for several in _rows_of_cta(division, _LEAST_OF_RING):
+                for bulk in _bulk(division, vectors, limits):
+                    found += (
+                        several.replace(in_shared=True, stages=stages, bulk=bulk)
+                        for stages in range(2, _MOST_STAGES + 1)
+                    )
+        yield from (config for config in found if row.fits(config, limits))
+
+
+def backward_candidates(row: BackwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
+    """Yield the configurations that a backward kernel may have whose rows fit on the chip."""
+    vectors = RowVectors(row.hidden, row.rows, row.output)
+    for division in _divisions(vectors, limits):
+        elements = division.steps * division.vector
+        if elements > _MOST_IN_REGISTERS:
+            continue
+        for several in _rows_of_cta(division, _LEAST_OF_RING):
+            if several.threads * elements > _MOST_OF_CTA_BACKWARD:
+                continue
+            for bulk in _bulk(division, vectors, limits):
+                for ahead in (False, True) if division.threads_per_row >= _LANES_FOR_STATISTICS else (False,):
+                    for stages in range(1, _MOST_STAGES + 1):
+                        config = several.replace(in_shared=True, stages=stages, bulk=bulk, statistics_ahead=ahead)
+                        if row.fits(config, limits):
+                            yield config
