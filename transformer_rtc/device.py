@@ -8,6 +8,7 @@ from .errors import ArgumentError, shown
 from .launch import Kernel
 from .simulator import SimulatedDevice
 from .spec import ARCHITECTURES, DeviceLimits, Params, Target
+from .tuning import Tuning, tuning_of
 
 __all__ = ["Device", "DeviceLike", "Gpu", "SimulatedGpu", "device_limits", "device_of", "is_simulated"]
 
@@ -47,6 +48,16 @@ class Device:
         raise NotImplementedError
 
     @property
+    def tuning(self) -> Tuning:
+        """What was measured of its configurations."""
+        return tuning_of(self.product)
+
+    @property
+    def product(self) -> str:
+        """What a tuning file calls it: every device of a kind alike."""
+        raise NotImplementedError
+
+    @property
     def multiprocessors(self) -> int:
         """How many multiprocessors there are."""
         raise NotImplementedError
@@ -79,6 +90,10 @@ class Gpu(Device):
         return Target(self.limits.architecture)
 
     @property
+    def product(self) -> str:
+        return _native.device_name(self.given)
+
+    @property
     def multiprocessors(self) -> int:
         return _native.device_attribute(self.given, _MULTIPROCESSORS)
 
@@ -108,6 +123,10 @@ class SimulatedGpu(Device):
     @property
     def target(self) -> Target:
         return self.given.target
+
+    @property
+    def product(self) -> str:
+        return f"simulated sm_{self.target.architecture}"
 
     @property
     def multiprocessors(self) -> int:

@@ -13,25 +13,21 @@ from .errors import ArgumentError, shown
 from .request import Asked, Request
 from .spec import DTYPES, DeviceLimits, Field, TextSpec
 
-__all__ = ["ManifestEntry", "line", "parse", "read"]
+__all__ = ["ManifestEntry", "line", "parse", "read", "request_fields"]
 
 _MOST_CTAS: int = DeviceLimits._field_defaults["max_ctas_per_row"]
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 _KERNEL_FIELDS = {"kernel", "text", "fields", "options"}
 _TRUTHS = ("per_head", "margin", "unaligned")
-_FIELDS = {"operator", "dtypes", "columns", *_TRUTHS, "flags", "max_ctas_per_row"}
+_FIELDS = {"operator", "dtypes", "columns", *_TRUTHS, "flags", "max_ctas_per_row", "config"}
 
 
 # A line of a manifest: what an operator was asked for, or a caller's own kernel.
 ManifestEntry = Asked | TextSpec
 
 
-def line(entry: ManifestEntry) -> str:
-    """Return an entry's line, without what is absent."""
-    if isinstance(entry, TextSpec):
-        pairs = [[field.name, field.type] for field in entry.fields]
-        return json.dumps({"kernel": entry.name, "text": entry.text, "fields": pairs, "options": list(entry.options)})
-    request = entry.request
+def request_fields(request: Request) -> dict[str, object]:
+    """Return a request as a line has it, without what is absent."""
     fields: dict[str, object] = {
         "operator": request.operator,
         "dtypes": {name: dtype.name for name, dtype in request.dtypes.items() if dtype},
@@ -43,8 +39,19 @@ def line(entry: ManifestEntry) -> str:
         fields["unaligned"] = True
     if request.flags:
         fields["flags"] = sorted(request.flags)
+    return fields
+
+
+def line(entry: ManifestEntry) -> str:
+    """Return an entry's line, without what is absent."""
+    if isinstance(entry, TextSpec):
+        pairs = [[field.name, field.type] for field in entry.fields]
+        return json.dumps({"kernel": entry.name, "text": entry.text, "fields": pairs, "options": list(entry.options)})
+    fields = request_fields(entry.request)
     if entry.max_ctas_per_row != _MOST_CTAS:
         fields["max_ctas_per_row"] = entry.max_ctas_per_row
+    if entry.config is not None:
+        fields["config"] = entry.config
     return json.dumps(fields)
 
 
@@ -77,8 +84,8 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
         return _parse_kernel(fields, refuse)
     if not isinstance(fields, dict) or not {"operator", "dtypes", "columns"} <= fields.keys() <= _FIELDS:
         raise refuse(
-            f"it must be an object with operator, dtypes and columns, and perhaps {', '.join(_TRUTHS)}, flags and "
-            f"max_ctas_per_row; or with {', '.join(sorted(_KERNEL_FIELDS))}; it is {text.strip()[:200]}"
+            f"it must be an object with operator, dtypes and columns, and perhaps {', '.join(_TRUTHS)}, flags, "
+            f"max_ctas_per_row and config; or with {', '.join(sorted(_KERNEL_FIELDS))}; it is {text.strip()[:200]}"
         )
     name, given = fields["operator"], fields["dtypes"]
     if not isinstance(name, str) or name not in operator_names():
@@ -104,13 +111,16 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
     flagged = fields.get("flags", [])
     if not isinstance(flagged, list) or not all(flag in declaration.flags for flag in flagged):
         raise refuse(f"flags is {flagged!r}; it must be some of: {', '.join(declaration.flags) or 'none'}")
+    config = fields.get("config")
+    if config is not None and not isinstance(config, dict):
+        raise refuse(f"config is {config!r}; it must be an object with the values of a configuration")
     try:
         columns = columns_of(name, numbers["columns"])
         request = Request(name, dtypes, columns, flags=frozenset(flagged), **truths)
         check_request(request)
     except ArgumentError as error:
         raise refuse(str(error)) from None
-    return Asked(request, numbers["max_ctas_per_row"])
+    return Asked(request, numbers["max_ctas_per_row"], config)
 
 
 def _parse_kernel(fields: dict[str, Any], refuse: Callable[[str], ArgumentError]) -> TextSpec:

@@ -27,10 +27,11 @@ from .arguments import (
 from .declaration import Declaration, declaration_of, declare
 from .device import Device
 from .errors import LaunchError, UnexpectedCompileError
-from .kernel_manager import manager
+from .kernel_manager import KernelManager, manager
 from .launch import Kernel, LaunchConfig
 from .request import Asked, LaunchRule, Request
 from .spec import DTYPES, Params
+from .tuning import values_of
 
 __all__ = ["Operator", "native_operator", "operator_of", "register"]
 
@@ -153,10 +154,15 @@ class Operator:
     ----------
     declaration : Declaration
         What it is like.
+    kernels : KernelManager, optional
+        Where its kernels come from; by default `manager`.
+    config : dataclass, optional
+        The configuration of every call, as a tuner asks for. None: what a tuning file says, or the default one.
     """
 
-    def __init__(self, declaration: Declaration) -> None:
+    def __init__(self, declaration: Declaration, kernels: KernelManager | None = None, config: Any = None) -> None:
         self.declaration = declaration
+        self._kernels, self._config = kernels, config
         self._arrays = [array.name for array in declaration.arrays]
         self._reals = [argument.name for argument in declaration.arguments if isinstance(argument, Real)]
         self._integers = [argument.name for argument in declaration.arguments if isinstance(argument, Integer)]
@@ -215,15 +221,17 @@ class Operator:
             )
         limits = device.limits
         while True:
-            stages, request = family.specialise(whole, limits), whole
+            config = self._config or device.tuning.config(whole, limits)
+            stages, request = family.specialise(whole, limits, config), whole
             needed = stages[0][1].vec_size
             if vec_size % needed:
                 request = whole._replace(unaligned=True)
-                stages = family.specialise(request, limits)
-            wanted = Asked(request, limits.max_ctas_per_row)
-            usage.observe(wanted)
+                stages = family.specialise(request, limits, config)
+            wanted = Asked(request, limits.max_ctas_per_row, config and values_of(config))
+            if self._config is None:  # else nobody asks for it but a tuner
+                usage.observe(wanted)
             try:
-                loaded = manager.get_all([spec for spec, _ in stages], device)
+                loaded = (self._kernels or manager).get_all([spec for spec, _ in stages], device)
             except UnexpectedCompileError as error:
                 from .manifest import line
 
@@ -235,7 +243,7 @@ class Operator:
             except LaunchError:
                 # A small GPU, or a part of one, may not hold so many CTAs together.
                 fewer = max(rule.ctas_per_row for _, rule in stages) // 2
-                if fewer == 0 or fewer >= limits.max_ctas_per_row:
+                if self._config or fewer == 0 or fewer >= limits.max_ctas_per_row:
                     raise
                 limits = limits._replace(max_ctas_per_row=fewer)
 

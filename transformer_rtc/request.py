@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .spec import DeviceLimits, DType, KernelSpec, Params
 
@@ -49,10 +49,13 @@ class Asked(NamedTuple):
         What an operator was asked for.
     max_ctas_per_row : int
         Fewer than usual where a part of a GPU could not hold so many together.
+    config : dict of str to object, or None
+        The values of the configuration that a tuning file chose; None: it has the default one.
     """
 
     request: Request
     max_ctas_per_row: int = DeviceLimits._field_defaults["max_ctas_per_row"]
+    config: dict[str, Any] | None = None
 
 
 class LaunchRule(NamedTuple):
@@ -157,8 +160,24 @@ class Family(Protocol):
         """
         ...
 
-    def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
-        """Return the kernels of a request.
+    def case(self, request: Request) -> tuple[object, ...]:
+        """Return what a request's configuration depends on: requests of one case may have the same ones."""
+        ...
+
+    def configurations(self, request: Request, limits: DeviceLimits) -> tuple[Any, ...]:
+        """Return the configurations, frozen dataclasses, that a request's first kernel may have: the default one first.
+
+        Raises
+        ------
+        ArgumentError
+            If it asks for what the operator does not do.
+        """
+        ...
+
+    def specialise(
+        self, request: Request, limits: DeviceLimits, config: Any = None
+    ) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        """Return the kernels of a request, the first of them by one of its configurations, or by the default one.
 
         Raises
         ------

@@ -35,6 +35,8 @@ class Settings:
         ``TRANSFORMER_RTC_CACHE_SIZE``: of the disk cache, about, such as ``500M``; 1G by default; 0: without limit.
     record : str or None
         ``TRANSFORMER_RTC_RECORD``: the manifest to which is added what operators are asked for.
+    tuning : str
+        ``TRANSFORMER_RTC_TUNING``: a tuning file; ``"off"``: none is read; empty: the device's, beside the disk cache.
     """
 
     force_static: bool
@@ -45,6 +47,7 @@ class Settings:
     read_only_cache_dir: str | None
     cache_bytes: int
     record: str | None
+    tuning: str = ""
 
 
 def parse_bytes(text: str) -> int | None:
@@ -103,6 +106,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         read_only_cache_dir=path("TRANSFORMER_RTC_READ_ONLY_CACHE_DIR"),
         cache_bytes=cache_bytes,
         record=path("TRANSFORMER_RTC_RECORD"),
+        tuning="off" if environment.get("TRANSFORMER_RTC_TUNING") == "off" else path("TRANSFORMER_RTC_TUNING") or "",
     )
 
 

@@ -13,16 +13,18 @@ import numpy as np
 from . import _native, manifest
 from .arguments import Argument, Array, Choice, Flag, Input, Margin, OutputDType, OutputWanted, Result, Update
 from .arrays import dtype_id
-from .checks import check_flag, is_integer
+from .checks import check_flag, is_integer, path_of
 from .declaration import Declaration, check_request, columns_of, declaration_of, declarations, operator_names
-from .device import device_limits
+from .device import device_of
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .kernel_manager import KernelManager, manager
 from .manifest import ManifestEntry, line
 from .request import Asked, Request
 from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
+from .tuning import EMPTY, Tuning, config_of
+from .tuning import read as read_tuning
 
-__all__ = ["Progress", "WarmupRecord", "argument_names", "request_of", "warmup"]
+__all__ = ["Progress", "WarmupRecord", "argument_names", "request_of", "requests_of", "warmup"]
 
 
 class WarmupRecord(NamedTuple):
@@ -184,19 +186,25 @@ def _requests(
     return found
 
 
-def _limits(architectures: Any) -> list[DeviceLimits]:
+def _targets(architectures: Any, tuning: Tuning | None) -> list[tuple[DeviceLimits, Tuning]]:
+    """Return what to compile for: the limits, and what was measured of the configurations there."""
     if architectures is None:
         try:
-            return [device_limits(_native.current_device())]
+            device = device_of(_native.current_device())
+            found = [(device.limits, tuning or device.tuning)]
         except DeviceNotFoundError as error:
             raise type(error)(f"{error}. Without a GPU, name the architectures, such as 'sm_90'") from error
-    found = []
-    accepted = {f"sm_{number}": limits for number, limits in ARCHITECTURES.items()}
-    for name in _sequence(architectures, (str,)):
-        if not isinstance(name, str) or name not in accepted:
-            raise ArgumentError(f"architectures has {shown(name)}; it takes {', '.join(accepted)}")
-        found.append(accepted[name])
-    return found
+    else:
+        accepted = {f"sm_{number}": limits for number, limits in ARCHITECTURES.items()}
+        found = []
+        for name in _sequence(architectures, (str,)):
+            if not isinstance(name, str) or name not in accepted:
+                raise ArgumentError(f"architectures has {shown(name)}; it takes {', '.join(accepted)}")
+            found.append((accepted[name], tuning or EMPTY))
+    if tuning and tuning.architecture not in {limits.architecture for limits, _ in found}:
+        names = ", ".join(f"sm_{limits.architecture}" for limits, _ in found)
+        raise ArgumentError(f"tuning is a file for sm_{tuning.architecture} ({tuning.device}), and not for {names}")
+    return [(limits, of if limits.architecture == of.architecture else EMPTY) for limits, of in found]
 
 
 def _show_progress() -> Progress:
@@ -245,6 +253,7 @@ def warmup(
     per_head: bool = False,
     sm_margin: bool = False,
     unaligned: bool = True,
+    tuning: str | os.PathLike[str] | None = None,
     threads: int | None = None,
     progress: bool | Progress = False,
     **arguments: object,
@@ -275,6 +284,10 @@ def warmup(
         Whether to compile each call's kernel for unaligned rows as well: of arrays that begin, or have rows that begin,
         at no multiple of 16 bytes, such as slices, and of softmax's lengths that are no whole vectors. False: of a
         manifest's lines, only what they name, and else for whole rows at aligned addresses.
+    tuning : str or path, optional
+        A tuning file, which ``transformer-rtc tune`` has written: of the architecture that it is for, the kernels are
+        compiled that a device with this file asks for. By default the current GPU's file, if it has one, and none where
+        `architectures` are named. What a manifest's line says of a configuration goes first.
     threads : int, optional
         How many kernels to compile at a time; by default as many as this process may use cores.
     progress : bool or callable
@@ -305,20 +318,37 @@ def warmup(
     check_flag(unaligned, "unaligned")
     if not isinstance(progress, bool) and not callable(progress):
         raise ArgumentError(f"progress is {shown(progress)}; it takes True, False or a callable")
-    entries: list[ManifestEntry] = [
-        Asked(request) for request in _requests(operators, dtypes, hidden_sizes, per_head, sm_margin, arguments)
-    ]
+    asked = _requests(operators, dtypes, hidden_sizes, per_head, sm_margin, arguments)
+    entries: list[ManifestEntry] = list(map(Asked, asked))
     entries += _entries(manifest)
     if not entries:
         raise ArgumentError("there is nothing to warm up: give operators, dtypes and hidden_sizes, or a manifest")
+    targets = _targets(architectures, None if tuning is None else read_tuning(path_of(tuning, "tuning")))
     tasks = dict.fromkeys(
         (spec, limits.architecture)
-        for limits in _limits(architectures)
+        for limits, measured in targets
         for entry in entries
-        for spec in _specialise(entry, limits, unaligned)
+        for spec in _specialise(entry, limits, unaligned, measured)
     )
     tell = (_show_progress() if progress is True else progress) or None
     return _run(list(tasks), threads or len(os.sched_getaffinity(0)), tell)
+
+
+def requests_of(
+    operators: Any, dtypes: Any, hidden_sizes: Any, *, manifest: Any, per_head: bool, **arguments: object
+) -> list[Request]:
+    """Return what calls of operators ask for, described as `warmup` takes it.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, or there is nothing to ask for.
+    """
+    found = _requests(operators, dtypes, hidden_sizes, per_head, False, arguments)
+    found += [entry.request for entry in _entries(manifest) if isinstance(entry, Asked)]
+    if not found:
+        raise ArgumentError("there is nothing to tune: give operators, dtypes and hidden_sizes, or a manifest")
+    return found
 
 
 def _entries(given: Any) -> list[ManifestEntry]:
@@ -333,7 +363,7 @@ def _entries(given: Any) -> list[ManifestEntry]:
     return found
 
 
-def _specialise(entry: ManifestEntry, limits: DeviceLimits, unaligned: bool) -> list[KernelSpec]:
+def _specialise(entry: ManifestEntry, limits: DeviceLimits, unaligned: bool, tuning: Tuning) -> list[KernelSpec]:
     """Return the kernels of an entry; with `unaligned`, of whole rows and of others, however it says that they lie."""
     if isinstance(entry, TextSpec):
         return [entry]
@@ -341,8 +371,10 @@ def _specialise(entry: ManifestEntry, limits: DeviceLimits, unaligned: bool) -> 
     limits = limits._replace(max_ctas_per_row=min(limits.max_ctas_per_row, entry.max_ctas_per_row))
     try:
         family = declaration_of(entry.request.operator).family
+        config = config_of(entry.request, limits, entry.config) if entry.config else None
+        config = config or tuning.config(entry.request, limits)
         requests = [entry.request._replace(unaligned=kind) for kind in kinds]
-        return [spec for request in requests for spec, _ in family.specialise(request, limits)]
+        return [spec for request in requests for spec, _ in family.specialise(request, limits, config)]
     except ArgumentError as error:
         raise ArgumentError(f"{error}, asked for by {line(entry)}") from None
 

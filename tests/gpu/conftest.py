@@ -99,10 +99,10 @@ class Limited(Renamed):
         self.max_cluster_size = max_cluster_size
         self.rules: list[LaunchRule] = []
 
-    def specialise(self, request, limits):
+    def specialise(self, request, limits, config=None):
         # Not more than is asked for: where no such cluster can be resident, it tries smaller ones.
         size = min(self.max_cluster_size, limits.max_cluster_size)
-        stages = super().specialise(request, limits._replace(max_cluster_size=size))
+        stages = super().specialise(request, limits._replace(max_cluster_size=size), config)
         self.rules.append(stages[0][1])
         return stages
 

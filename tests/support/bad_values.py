@@ -426,6 +426,10 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
         ],
         "architectures": [("architectures has .*; it takes sm_80, ", "90", 90, ["sm_90", "sm_75"], [["sm_90"]])],
         "per_head": NO_FLAG, "sm_margin": NO_FLAG, "unaligned": NO_FLAG,
+        "tuning": [
+            *takes("the path of a file", "", "a\0b", 5),
+            ("the tuning file .* cannot be read: ", "/", "/nonexistent"),
+        ],
         "threads": takes("a positive integer, or None", 0, -1, 1.5, True, "2", 10**5000),
         "progress": takes("True, False or a callable", "yes", 1, None, []),
         "arguments": [

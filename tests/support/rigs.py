@@ -216,8 +216,11 @@ class Renamed:
     def static(self, request):
         return FAMILY.static(request._replace(operator=self.operator))
 
-    def specialise(self, request, limits):
-        return FAMILY.specialise(request._replace(operator=self.operator), limits)
+    def case(self, request):
+        return FAMILY.case(request._replace(operator=self.operator))
+
+    def specialise(self, request, limits, config=None):
+        return FAMILY.specialise(request._replace(operator=self.operator), limits, config)
 
 
 class Configured(Renamed):
@@ -227,9 +230,9 @@ class Configured(Renamed):
         super().__init__(operator)
         self.config = config
 
-    def specialise(self, request, limits):
+    def specialise(self, request, limits, config=None):
         assert limits.max_ctas_per_row >= self.config.ctas_per_row, "the device cannot hold a row's CTAs together"
-        return reconfigured(super().specialise(request, limits), self.config)
+        return super().specialise(request, limits, self.config)
 
 
 @contextlib.contextmanager

@@ -55,7 +55,15 @@ class TrialFamily:
     def check(self, request: Request) -> None:
         pass
 
-    def specialise(self, request: Request, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+    def case(self, request: Request) -> tuple[object, ...]:
+        return ()
+
+    def configurations(self, request: Request, limits: DeviceLimits) -> tuple[object, ...]:
+        return ()  # there is nothing to choose
+
+    def specialise(
+        self, request: Request, limits: DeviceLimits, config: object = None
+    ) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         return ((TextSpec(TEXT, "multiply_halves", FIELDS), LaunchRule(threads=64)),)
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:

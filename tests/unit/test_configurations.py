@@ -8,7 +8,7 @@ import random
 import pytest
 from cases import CASES, NORMS, Case, draw
 
-from transformer_rtc.declaration import MOST_COLUMNS
+from transformer_rtc.declaration import MOST_COLUMNS, declaration_of
 from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.backward import FinishSpec
 from transformer_rtc.ops.norm.config import RESERVED_SHARED, BackwardRow, ForwardRow
@@ -81,6 +81,27 @@ def test_a_row_of_any_size_is_divided_within_the_limits_and_fills_its_threads(ar
                     raise AssertionError(f"{case.name} for {limits}: {spec.symbol}") from error
     assert len(set(symbols.values())) == len(symbols) > 100
     assert seen == set(NORMS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_configuration_of_a_norm_fits_and_holds_the_row(architecture, rng):
+    drawn, whole, seen = random.Random(int(rng.integers(2**32))), ARCHITECTURES[architecture], 0
+    for hidden in drawn.sample(sizes(drawn), 150):
+        case = draw(hidden, drawn.random() < 0.5, drawn)
+        limits = whole._replace(max_ctas_per_row=drawn.choice((16, 8, 2, 1)))
+        family = declaration_of(case.operator).family
+        first, *others = family.configurations(case.request, limits)
+        assert family.specialise(case.request, limits)[0][0].config == first
+        assert len({first, *others}) == 1 + len(others)
+        for config in drawn.sample(others, min(8, len(others))):
+            for unaligned in (False, True):
+                asked = case.request._replace(unaligned=unaligned)
+                (spec, rule), *_ = family.specialise(asked, limits, config)
+                assert_fits(rule, limits)
+                assert_tiles(case, spec)
+                assert spec.config == config
+                seen += 1
+    assert seen > 500
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

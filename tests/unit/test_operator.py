@@ -317,7 +317,7 @@ class Idle:
         if request.columns == 13:
             raise ArgumentError(f"{request.operator}: 13 columns bring bad luck")
 
-    def specialise(self, request, limits):
+    def specialise(self, request, limits, config=None):
         self.requests.append(request)
         self.check(request)
         text, fields = 'extern "C" __global__ void {}(Params p) {{}}', (Field("x", "pointer", "x.data"),)

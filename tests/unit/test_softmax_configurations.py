@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -147,3 +148,22 @@ def test_one_kernel_makes_a_gradient_of_every_length(operator, causal):
         assert rule.clusters == (limits.max_cluster_size >= 8) and rule.ctas_per_row == (8 if rule.clusters else 1)
     general = [family.static(asked) for asked in requests]
     assert len({(of_sink[0].symbol, of_mask[0].symbol) for _, of_sink, of_mask in general}) == 1
+
+
+@pytest.mark.parametrize("operator", OPERATORS[::2])
+@pytest.mark.parametrize("architecture", (80, 90))
+def test_every_configuration_of_softmax_fits_and_holds_the_row(architecture, operator, rng):
+    drawn, limits = random.Random(int(rng.integers(2**32))), ARCHITECTURES[architecture]
+    declaration = declaration_of(operator)
+    for options in drawn.sample(list(every_option(operator)), 12):
+        columns = drawn.choice(declaration.buckets[:50])
+        asked = request(operator, columns, *options)
+        first, *others = declaration.family.configurations(asked, limits)
+        assert len({first, *others}) == 1 + len(others)
+        for config in drawn.sample(others, min(8, len(others))):
+            (spec, rule), *_ = declaration.family.specialise(asked, limits, config)
+            assert spec.config == config.of_kernel
+            assert rule.threads in range(32, 1025, 32) and rule.ctas_per_row <= limits.max_ctas_per_row
+            assert rule.dynamic_shared_memory + 4096 <= limits.shared_memory_per_cta
+            held = config.threads_per_row * config.steps * config.vector * config.ctas_per_row
+            assert config.staged or held >= columns

@@ -1,0 +1,218 @@
+"""Tuning files: configurations that were measured to be faster than the default ones, on one device."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .checks import is_integer
+from .declaration import declaration_of
+from .errors import ArgumentError, shown
+from .request import Asked, Request
+from .settings import Settings, settings
+from .spec import DeviceLimits
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["EMPTY", "Tuning", "TuningRow", "config_of", "file_for", "forget", "read", "tuning_of", "values_of", "write"]
+
+FORMAT = 1  # of the file: its first line says it
+_HEADER = {"tuning", "device", "architecture"}
+_ROW = {"request", "config", "gain", "spread"}
+
+
+class TuningRow(NamedTuple):
+    """What was measured of one request.
+
+    Attributes
+    ----------
+    request : Request
+        What an operator was asked for.
+    config : dict of str to object, or None
+        The fastest configuration, by the values that are not its type's defaults. None: the default one is.
+    gain : float
+        How many times as fast as the default one it is, less 1.
+    spread : float
+        Half of what that differs by from one placement of the arrays to another.
+    """
+
+    request: Request
+    config: dict[str, Any] | None
+    gain: float = 0.0
+    spread: float = 0.0
+
+
+class Tuning:
+    """The rows of one device, found by what a request's configuration depends on.
+
+    Attributes
+    ----------
+    device : str
+        Its name.
+    architecture : int
+        Its compute capability, 90 for 9.0.
+    rows : tuple of TuningRow
+        What was measured.
+    """
+
+    def __init__(self, device: str = "", architecture: int = 0, rows: Iterable[TuningRow] = ()) -> None:
+        self.device, self.architecture, self.rows = device, architecture, tuple(rows)
+        self._by_case = {_case(row.request): row for row in self.rows}
+
+    def row(self, request: Request) -> TuningRow | None:
+        """Return the row that holds for a request; None: there is none."""
+        return self._by_case.get(_case(request)) if self._by_case else None
+
+    def config(self, request: Request, limits: DeviceLimits) -> Any:
+        """Return a request's configuration.
+
+        None: it has the default one, since there is no row, or what a row says is no configuration that fits.
+        """
+        row = self.row(request)
+        return None if row is None or row.config is None else config_of(request, limits, row.config)
+
+
+EMPTY = Tuning()
+
+
+def _case(request: Request) -> tuple[object, ...]:
+    family = declaration_of(request.operator).family
+    return family.name, family.case(request)
+
+
+def values_of(config: DataclassInstance) -> dict[str, Any]:
+    """Return the values of a configuration that are not its type's defaults."""
+    found = {field.name: (getattr(config, field.name), field.default) for field in dataclasses.fields(config)}
+    return {name: value for name, (value, default) in found.items() if value != default}
+
+
+def config_of(request: Request, limits: DeviceLimits, values: dict[str, Any]) -> Any:
+    """Return the configuration of such values that a request may have; None: there is none that fits."""
+    configs = declaration_of(request.operator).family.configurations(request, limits)
+    return next((config for config in configs if values_of(config) == values), None)
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+def read(path: str | os.PathLike[str]) -> Tuning:
+    """Return a tuning file.
+
+    Raises
+    ------
+    ArgumentError
+        If it cannot be read, or is none; it says which line.
+    """
+    from . import manifest
+
+    name = os.fspath(path)
+    try:
+        with open(name, encoding="utf-8") as file:
+            lines = [line for line in enumerate(file.read().split("\n"), 1) if line[1].strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"the tuning file {name} cannot be read: {error}") from error
+    found: list[dict[str, Any]] = []
+    for number, text in lines:
+        where, names = f"{name}:{number}", _ROW if found else _HEADER
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ArgumentError(f"{where}: it is no JSON: {error}") from None
+        if not isinstance(fields, dict) or fields.keys() != names:
+            raise ArgumentError(f"{where}: it must be an object with {', '.join(sorted(names))}; it is {text[:200]}")
+        found.append(fields)
+    if not found or found[0]["tuning"] != FORMAT:
+        raise ArgumentError(f"{name}: its first line must say 'tuning': {FORMAT}")
+    if not is_integer(found[0]["architecture"], 1, 999) or not isinstance(found[0]["device"], str):
+        raise ArgumentError(f"{name}:1: architecture must be a number such as 90, and device a name")
+    rows = []
+    for (number, _), fields in zip(lines[1:], found[1:], strict=True):
+        asked = manifest.parse(json.dumps(fields["request"]), f"{name}:{number}")
+        config = fields["config"]
+        if not isinstance(asked, Asked) or not (config is None or isinstance(config, dict)):
+            raise ArgumentError(f"{name}:{number}: it must have an operator's request, and a configuration or null")
+        if not all(isinstance(fields[of], (int, float)) for of in ("gain", "spread")):
+            raise ArgumentError(f"{name}:{number}: gain and spread must be numbers")
+        rows.append(TuningRow(asked.request, config, fields["gain"], fields["spread"]))
+    return Tuning(found[0]["device"], found[0]["architecture"], rows)
+
+
+def write(path: str, tuning: Tuning) -> None:
+    """Write a tuning file, in place of one that is there: readers see the one or the other.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    from .manifest import request_fields
+
+    header = {"tuning": FORMAT, "device": tuning.device, "architecture": tuning.architecture}
+    lines = [json.dumps(header)]
+    for row in tuning.rows:
+        measured = {"config": row.config, "gain": row.gain, "spread": row.spread}
+        lines.append(json.dumps({"request": request_fields(row.request), **measured}))
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    descriptor, written = tempfile.mkstemp(prefix=".tuning.", dir=folder)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+        os.replace(written, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(written)
+        raise
+
+
+def file_for(device: str, options: Settings = settings) -> str | None:
+    """Return where a device's tuning file is, or would be; None: files are ignored, or there is no folder."""
+    if options.tuning == "off":
+        return None
+    if options.tuning:
+        return options.tuning
+    name = f"tuning.{re.sub('[^A-Za-z0-9]+', '-', device).strip('-')}.jsonl"
+    folders = [folder for folder in (options.cache_dir, options.read_only_cache_dir) if folder]
+    paths = [os.path.join(folder, name) for folder in folders]
+    return next((path for path in paths if os.path.exists(path)), paths[0] if paths else None)
+
+
+_known: dict[str, Tuning] = {}
+_reading = threading.Lock()
+
+
+def tuning_of(device: str) -> Tuning:
+    """Return a device's tuning file, read once; `EMPTY` where there is none, or with a warning if it is of no use."""
+    with _reading:
+        if device not in _known:
+            _known[device] = _read_for(device)
+        return _known[device]
+
+
+def forget() -> None:
+    """Have files read again when they are asked for."""
+    with _reading:
+        _known.clear()
+
+
+def _read_for(device: str) -> Tuning:
+    path = file_for(device)
+    if path is None or not (settings.tuning or os.path.exists(path)):
+        return EMPTY
+    try:
+        found = read(path)
+        if found.device != device:
+            raise ArgumentError(f"the tuning file {path} is of {shown(found.device)}, and this device is {device}")
+    except ArgumentError as error:
+        warnings.warn(f"transformer_rtc has its default configurations: {error}", RuntimeWarning, stacklevel=2)
+        return EMPTY
+    return found
