@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import archive, compiler, info, sources
+from . import _native, archive, compiler, info, sources, tuner
 from .cache import DiskCache
 from .cache_entry import Entry
-from .device import device_limits
+from .device import device_limits, device_of
 from .errors import ArgumentError, SettingsError, TransformerRtcError
 from .kernel_manager import manager
+from .manifest import request_fields
 from .settings import parse_bytes
 from .spec import Field, TextSpec
+from .tuning import file_for
 from .version import __version__
-from .warming import WarmupRecord, argument_names, warmup
+from .warming import WarmupRecord, argument_names, requests_of, warmup
 
 __all__ = ["main"]
 
@@ -29,6 +31,7 @@ _EXAMPLES = {
   transformer-rtc demo
   transformer-rtc info
   transformer-rtc warmup rms_norm layer_norm --dtype bfloat16 --hidden 4096 8192 --architecture sm_90
+  transformer-rtc tune rms_norm --dtype bfloat16 --hidden 5376
   transformer-rtc cache list
   transformer-rtc compile scale.cu --symbol scale --architecture sm_90
 """,
@@ -41,6 +44,10 @@ _EXAMPLES = {
   transformer-rtc warmup rms_norm --dtype bfloat16 --hidden 4096 --argument weight=float32 return_rstd=true
   TRANSFORMER_RTC_RECORD=manifest.jsonl python3 train.py
   transformer-rtc warmup --manifest manifest.jsonl --architecture sm_90 sm_100
+""",
+    "tune": """
+  transformer-rtc tune rms_norm rms_norm_backward --dtype bfloat16 --hidden 5376 21504
+  transformer-rtc tune --manifest manifest.jsonl --minutes 10
 """,
     "cache": """
   transformer-rtc cache list
@@ -110,6 +117,7 @@ def _warmup(arguments: argparse.Namespace) -> int:
         per_head=arguments.per_head,
         sm_margin=arguments.sm_margin,
         unaligned=not arguments.whole_rows,
+        tuning=arguments.tuning,
         threads=arguments.threads,
         progress=not arguments.quiet,
         **given,
@@ -127,6 +135,22 @@ def _warmup(arguments: argparse.Namespace) -> int:
             f"what was compiled could not be kept in {manager.cache.folder or 'a cache: there is no folder'}"
         )
     return 1 if counts["failed"] else 0
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    given = _named_arguments(arguments.argument)
+    described = (arguments.operator, arguments.dtype, arguments.hidden)
+    requests = requests_of(*described, manifest=arguments.manifest, per_head=arguments.per_head, **given)
+    path = arguments.output or file_for(device_of(_native.current_device()).product)
+    progress = None if arguments.quiet else tuner.progress_shown()
+    records, left = tuner.tune(requests, _native.current_device(), path, arguments.minutes, arguments.again, progress)
+    found = {"file": path, "records": list(map(tuner.document, records)), "left": list(map(request_fields, left))}
+    faster = sum(record.row.config is not None for record in records)
+    told = [*map(tuner.sentence, records), f"{faster} of {len(records)} are faster by a row of {path}"]
+    if left:
+        told.append(f"{len(left)} were not measured in {arguments.minutes:g} minutes: run the command again")
+    _emit(arguments, found, told)
+    return 0
 
 
 def _record_line(record: WarmupRecord) -> str:
@@ -265,8 +289,6 @@ def _unpack(arguments: argparse.Namespace) -> int:
 
 def _architecture(name: str | None) -> int:
     if name is None:
-        from . import _native
-
         return device_limits(_native.current_device()).architecture
     match = re.fullmatch(r"sm_(\d{2,3})", name, re.ASCII)
     if not match:
@@ -393,7 +415,23 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--per-head", action="store_true", help="each head has a weight of its own")
     made.add_argument("--sm-margin", action="store_true", help="calls leave multiprocessors free")
     made.add_argument("--whole-rows", action="store_true", help="no kernels for unaligned rows beside a call's own")
+    made.add_argument("--tuning", metavar="FILE", help="what `tune` has written on the device that this is for")
     made.add_argument("--threads", type=int, metavar="N", help="compiles at a time; by default one for each core")
+    made.add_argument("--quiet", action="store_true", help="show no progress")
+
+    made = command(commands, "tune", _tune, "measure configurations on this GPU, and keep the faster ones", "tune")
+    made.add_argument("operator", nargs="*", help="such as rms_norm")
+    made.add_argument("--dtype", nargs="+", action="extend", default=[], help="of x and of what has none of its own")
+    made.add_argument("--hidden", nargs="+", action="extend", default=[], type=int, help="columns of a row")
+    made.add_argument("--manifest", metavar="FILE", help="what a run has written under TRANSFORMER_RTC_RECORD")
+    made.add_argument(
+        "--argument", nargs="+", action="extend", default=[], metavar="NAME=VALUE",
+        help="what a call gives besides: true, false, none or a data type",
+    )  # fmt: skip
+    made.add_argument("--per-head", action="store_true", help="each head has a weight of its own")
+    made.add_argument("--minutes", type=float, default=3.0, help="no measurement begins after so many; 3 by default")
+    made.add_argument("--again", action="store_true", help="measure what is in the file, too")
+    made.add_argument("--output", metavar="FILE", help="the tuning file; by default this GPU's, beside the disk cache")
     made.add_argument("--quiet", action="store_true", help="show no progress")
 
     text = "look at the disk cache, and tidy it up"
