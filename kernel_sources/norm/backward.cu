@@ -45,6 +45,7 @@
 namespace trtc {
 
 static_assert(CHUNKS == 1, "a CTA holds its whole slice");
+static_assert(!USES_BULK_COPY || ROWS_PER_CTA == 1, "a slot has one barrier, which the fetch of one row completes");
 
 // ---- Partial sums ---------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@
 namespace trtc {
 
 static_assert(CHUNKS == 1, "a CTA holds its whole slice");
+static_assert(!USES_BULK_COPY || ROWS_PER_CTA == 1, "a slot has one barrier, which the fetch of one row completes");
 
 #define ELEMENTS (VECTORS_PER_THREAD * VEC_SIZE)  // of a thread
 #define AFFINE_BYTES_PER_COLUMN static_cast<int>((HAS_WEIGHT ? sizeof(Weight) : 0) + (HAS_BIAS ? sizeof(Bias) : 0))

@@ -22,6 +22,7 @@ from transformer_rtc import SimulatedDevice, using
 from transformer_rtc.declaration import declaration_of
 from transformer_rtc.device import Gpu
 from transformer_rtc.operator import Operator
+from transformer_rtc.ops.division import RowDivision
 from transformer_rtc.ops.norm.backward import BackwardSpec
 from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
@@ -223,22 +224,10 @@ class Renamed:
         return FAMILY.specialise(request._replace(operator=self.operator), limits, config)
 
 
-class Configured(Renamed):
-    """The family of norms with one configuration."""
-
-    def __init__(self, config: NormConfig, operator: str) -> None:
-        super().__init__(operator)
-        self.config = config
-
-    def specialise(self, request, limits, config=None):
-        assert limits.max_ctas_per_row >= self.config.ctas_per_row, "the device cannot hold a row's CTAs together"
-        return super().specialise(request, limits, self.config)
-
-
 @contextlib.contextmanager
-def configured(operator: str, config: NormConfig) -> Iterator[None]:
+def configured(operator: str, config: RowDivision) -> Iterator[None]:
     """Have an operator divide its rows by one configuration."""
-    made = Operator(dataclasses.replace(declaration_of(operator), family=Configured(config, operator)))
+    made = Operator(declaration_of(operator), config=config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(getattr(transformer_rtc, operator).__globals__, f"_{operator}", made.call)
         yield

@@ -53,7 +53,9 @@ def _rows_of_cta(config: NormConfig, least: int) -> Iterator[NormConfig]:
 
 
 def _bulk(config: NormConfig, vectors: RowVectors, limits: DeviceLimits) -> tuple[bool, ...]:
-    return (False, True) if limits.architecture >= NormConfig.BULK_ARCHITECTURE and not vectors.is_narrow else (False,)
+    # One thread of a CTA fetches its row.
+    can = limits.architecture >= NormConfig.BULK_ARCHITECTURE and config.rows_per_cta == 1 and not vectors.is_narrow
+    return (False, True) if can else (False,)
 
 
 def forward_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
@@ -69,7 +71,7 @@ def forward_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormCo
                 found.append(division.replace(in_shared=True, together=2))
         if row.may_take_turns:
             for several in _rows_of_cta(division, _LEAST_OF_RING):
-                for bulk in _bulk(division, vectors, limits):
+                for bulk in _bulk(several, vectors, limits):
                     found += (
                         several.replace(in_shared=True, stages=stages, bulk=bulk)
                         for stages in range(2, _MOST_STAGES + 1)
@@ -87,7 +89,7 @@ def backward_candidates(row: BackwardRow, limits: DeviceLimits) -> Iterator[Norm
         for several in _rows_of_cta(division, _LEAST_OF_RING):
             if several.threads * elements > _MOST_OF_CTA_BACKWARD:
                 continue
-            for bulk in _bulk(division, vectors, limits):
+            for bulk in _bulk(several, vectors, limits):
                 for ahead in (False, True) if division.threads_per_row >= _LANES_FOR_STATISTICS else (False,):
                     for stages in range(1, _MOST_STAGES + 1):
                         config = several.replace(in_shared=True, stages=stages, bulk=bulk, statistics_ahead=ahead)
