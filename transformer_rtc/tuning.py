@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import re
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterable
@@ -154,6 +153,8 @@ def write(path: str, tuning: Tuning) -> None:
     OSError
         If it cannot be written.
     """
+    import tempfile  # not at import
+
     from .manifest import request_fields
 
     header = {"tuning": FORMAT, "device": tuning.device, "architecture": tuning.architecture}

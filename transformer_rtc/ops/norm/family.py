@@ -9,7 +9,6 @@ from ...request import LaunchRule, Request, StaticKernel
 from ...spec import FLOAT8_E4M3, FLOAT8_E5M2, INT8, DeviceLimits, KernelSpec
 from . import general
 from .backward import BackwardSpec, FinishSpec, finish_columns, finish_rule
-from .candidates import backward_candidates, forward_candidates
 from .config import BackwardRow, ForwardRow, NormConfig
 from .heuristics import configure, configure_backward, configure_wide_backward
 from .kernels import ForwardSpec
@@ -87,6 +86,8 @@ class NormFamily:
         return backward_row(request).case if OPERATORS[request.operator].backward else forward_row(request).case
 
     def configurations(self, request: Request, limits: DeviceLimits) -> tuple[NormConfig, ...]:
+        from .candidates import backward_candidates, forward_candidates  # most processes need none
+
         self.check(request)
         if not OPERATORS[request.operator].backward:
             forward = forward_row(request)

@@ -9,7 +9,6 @@ from ...errors import ArgumentError
 from ...request import LaunchRule, Request, StaticKernel
 from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, KernelSpec
 from . import general
-from .candidates import candidates
 from .config import SoftmaxConfig, SoftmaxRow
 from .heuristics import configure
 from .kernels import MaskGradientSpec, SinkGradientSpec, SoftmaxBackwardSpec, SoftmaxForwardSpec
@@ -71,6 +70,8 @@ class SoftmaxFamily:
         return _row(request).case
 
     def configurations(self, request: Request, limits: DeviceLimits) -> tuple[SoftmaxConfig, ...]:
+        from .candidates import candidates  # most processes need none
+
         self.check(request)
         row = _row(request)
         found = configure(row, limits)
