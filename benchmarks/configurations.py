@@ -58,6 +58,7 @@ def measure(request: Request) -> dict[str, Any]:
     for rows in FEW_ROWS:
         for config, times in bench.times(best, FEW_CALLS, rows).items():
             found[config]["few_us"][rows] = times
+    bench.close()
     return {
         "request": request_fields(request),
         "seconds": time.monotonic() - start,

@@ -145,12 +145,11 @@ def _tune(arguments: argparse.Namespace) -> int:
     progress = None if arguments.quiet else tuner.progress_shown()
     records, left = tuner.tune(requests, _native.current_device(), path, arguments.minutes, arguments.again, progress)
     found = {"file": path, "records": list(map(tuner.document, records)), "left": list(map(request_fields, left))}
-    faster = sum(record.row.config is not None for record in records)
+    faster = sum(record.row is not None and record.row.config is not None for record in records)
     told = [*map(tuner.sentence, records), f"{faster} of {len(records)} are faster by a row of {path}"]
-    if left:
-        told.append(f"{len(left)} were not measured in {arguments.minutes:g} minutes: run the command again")
+    told += [f"{len(left)} were not measured in {arguments.minutes:g} minutes: run the command again"] if left else []
     _emit(arguments, found, told)
-    return 0
+    return 1 if any(record.problem for record in records) else 0
 
 
 def _record_line(record: WarmupRecord) -> str:
@@ -366,14 +365,13 @@ def _bytes(text: str) -> int:
     return found
 
 
-def _days(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r}: days are meant, such as 30 or 0.5")
-    return found
+def _number_of(unit: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"\d{1,6}(\.\d*)?|\.\d+", text, re.ASCII):
+            raise argparse.ArgumentTypeError(f"{text!r}: {unit} are meant, such as 30 or 0.5")
+        return float(text)
+
+    return parse
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -429,7 +427,9 @@ def _parser() -> argparse.ArgumentParser:
         help="what a call gives besides: true, false, none or a data type",
     )  # fmt: skip
     made.add_argument("--per-head", action="store_true", help="each head has a weight of its own")
-    made.add_argument("--minutes", type=float, default=3.0, help="no measurement begins after so many; 3 by default")
+    made.add_argument(
+        "--minutes", type=_number_of("minutes"), default=3.0, help="no measurement begins after so many; 3 by default"
+    )
     made.add_argument("--again", action="store_true", help="measure what is in the file, too")
     made.add_argument("--output", metavar="FILE", help="the tuning file; by default this GPU's, beside the disk cache")
     made.add_argument("--quiet", action="store_true", help="show no progress")
@@ -454,7 +454,9 @@ def _parser() -> argparse.ArgumentParser:
             made.add_argument("file", help="the pack")
         if name == "prune":
             made.add_argument("--max-size", type=_bytes, metavar="BYTES", help="of what stays, such as 500M")
-            made.add_argument("--unused-days", type=_days, metavar="DAYS", help="delete what was not used for so long")
+            made.add_argument(
+                "--unused-days", type=_number_of("days"), metavar="DAYS", help="delete what was not used for so long"
+            )
 
     made = command(commands, "compile", _compile, "compile a kernel of your own, and print what it takes", "compile")
     made.add_argument("file", metavar="FILE.cu", help="CUDA C++; it may include this package's headers")

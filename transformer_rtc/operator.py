@@ -33,7 +33,7 @@ from .request import Asked, LaunchRule, Request
 from .spec import DTYPES, Params
 from .tuning import values_of
 
-__all__ = ["Operator", "native_operator", "operator_of", "register"]
+__all__ = ["Operator", "Planner", "native_operator", "operator_of", "register"]
 
 _KINDS = {
     Input: _native.Kind.INPUT,
@@ -147,13 +147,13 @@ def native_operator(
 # ---- An operator -----------------------------------------------------------------------------------------------------
 
 
-class Operator:
-    """An operator's native call, and the plans behind it.
+class Planner:
+    """What makes the plans behind an operator's calls.
 
     Parameters
     ----------
     declaration : Declaration
-        What it is like.
+        What the operator is like.
     kernels : KernelManager, optional
         Where its kernels come from; by default `manager`.
     config : dataclass, optional
@@ -166,30 +166,14 @@ class Operator:
         self._arrays = [array.name for array in declaration.arrays]
         self._reals = [argument.name for argument in declaration.arguments if isinstance(argument, Real)]
         self._integers = [argument.name for argument in declaration.arguments if isinstance(argument, Integer)]
-        gradient = self.record if declaration.gradient else None
-        self.native = native_operator(declaration, self._plan, self._check, self._call, gradient, self._dispatch)
-        self.call: Callable[..., Any] = self.native.entry()
-        # For torch, which has seen to gradients and transforms already.
-        self.direct: Callable[..., Any] = self.native.entry(direct=True)
 
-    def _call(self, values: tuple[Any, ...], direct: bool) -> object:
-        seen_to = (None, None) if direct else (self.record, self._dispatch)
-        return arrays.call(self.native, self.declaration, values, select.simulating_on_host, *seen_to)
+    def native_operator(self) -> _native.Operator:
+        """Return a native operator for calls with views alone: it holds this planner, and nothing holds it."""
 
-    def record(self, *values: Any) -> object:
-        """Call it, and have torch's autograd record the gradient; of tensors, some of which require it."""
-        from .torch.autograd import recorded_natively
+        def no_call(*_: object) -> object:
+            raise NotImplementedError("it takes views")
 
-        assert self.declaration.gradient is not None
-        backward = operator_of(self.declaration.gradient.operator)
-        self.record = recorded_natively(self.declaration, self.native, backward.native)  # type: ignore[method-assign]
-        return self.record(*values)
-
-    def _dispatch(self, *values: Any) -> object:
-        """Call it as an operator of torch's, which traces or transforms the call."""
-        from .torch.operators import dispatched
-
-        return dispatched(self.declaration.name)(*values)
+        return native_operator(self.declaration, self._plan, self._check, no_call)
 
     def _request(self, dtype_ids: tuple[int, ...], columns: int, per_head: bool, margin: bool, flags: int) -> Request:
         """Return what the native call asks a plan for."""
@@ -221,13 +205,13 @@ class Operator:
             )
         limits = device.limits
         while True:
-            config = self._config or device.tuning.config(whole, limits)
+            config = device.tuning.config(whole, limits) if self._config is None else self._config
             stages, request = family.specialise(whole, limits, config), whole
             needed = stages[0][1].vec_size
             if vec_size % needed:
                 request = whole._replace(unaligned=True)
                 stages = family.specialise(request, limits, config)
-            wanted = Asked(request, limits.max_ctas_per_row, config and values_of(config))
+            wanted = Asked(request, limits.max_ctas_per_row, None if config is None else values_of(config))
             if self._config is None:  # else nobody asks for it but a tuner
                 usage.observe(wanted)
             try:
@@ -241,9 +225,14 @@ class Operator:
                     [(kernel, spec.params, rule) for kernel, (spec, rule) in zip(loaded, stages, strict=True)], needed
                 )
             except LaunchError:
+                if self._config is not None:
+                    raise
+                if config is not None:
+                    device.tuning.drop(whole)
+                    continue
                 # A small GPU, or a part of one, may not hold so many CTAs together.
                 fewer = max(rule.ctas_per_row for _, rule in stages) // 2
-                if self._config or fewer == 0 or fewer >= limits.max_ctas_per_row:
+                if fewer == 0 or fewer >= limits.max_ctas_per_row:
                     raise
                 limits = limits._replace(max_ctas_per_row=fewer)
 
@@ -328,6 +317,37 @@ class Operator:
 
     def _symbol(self, name: str) -> int:
         return 0 if name == "columns" else _symbol(self.declaration, name)
+
+
+class Operator(Planner):
+    """An operator's native call, and the plans behind it. The parameters are those of `Planner`."""
+
+    def __init__(self, declaration: Declaration, kernels: KernelManager | None = None, config: Any = None) -> None:
+        super().__init__(declaration, kernels, config)
+        gradient = self.record if declaration.gradient else None
+        self.native = native_operator(declaration, self._plan, self._check, self._call, gradient, self._dispatch)
+        self.call: Callable[..., Any] = self.native.entry()
+        # For torch, which has seen to gradients and transforms already.
+        self.direct: Callable[..., Any] = self.native.entry(direct=True)
+
+    def _call(self, values: tuple[Any, ...], direct: bool) -> object:
+        seen_to = (None, None) if direct else (self.record, self._dispatch)
+        return arrays.call(self.native, self.declaration, values, select.simulating_on_host, *seen_to)
+
+    def record(self, *values: Any) -> object:
+        """Call it, and have torch's autograd record the gradient; of tensors, some of which require it."""
+        from .torch.autograd import recorded_natively
+
+        assert self.declaration.gradient is not None
+        backward = operator_of(self.declaration.gradient.operator)
+        self.record = recorded_natively(self.declaration, self.native, backward.native)  # type: ignore[method-assign]
+        return self.record(*values)
+
+    def _dispatch(self, *values: Any) -> object:
+        """Call it as an operator of torch's, which traces or transforms the call."""
+        from .torch.operators import dispatched
+
+        return dispatched(self.declaration.name)(*values)
 
 
 def _launch_config(kernel: Kernel, rule: LaunchRule) -> LaunchConfig:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import threading
@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .cache_folder import make_folders
+from .cache_locks import write_file
 from .checks import is_integer
 from .declaration import declaration_of
 from .errors import ArgumentError, shown
@@ -22,7 +24,19 @@ from .spec import DeviceLimits
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["EMPTY", "Tuning", "TuningRow", "config_of", "file_for", "forget", "read", "tuning_of", "values_of", "write"]
+__all__ = [
+    "EMPTY",
+    "Tuning",
+    "TuningRow",
+    "config_of",
+    "file_for",
+    "files_for",
+    "forget",
+    "read",
+    "tuning_of",
+    "values_of",
+    "write",
+]
 
 FORMAT = 1  # of the file: its first line says it
 _HEADER = {"tuning", "device", "architecture"}
@@ -70,6 +84,10 @@ class Tuning:
     def row(self, request: Request) -> TuningRow | None:
         """Return the row that holds for a request; None: there is none."""
         return self._by_case.get(_case(request)) if self._by_case else None
+
+    def drop(self, request: Request) -> None:
+        """Forget the row that holds for a request: its kernel cannot be launched on this device."""
+        self._by_case.pop(_case(request), None)
 
     def config(self, request: Request, limits: DeviceLimits) -> Any:
         """Return a request's configuration.
@@ -139,7 +157,8 @@ def read(path: str | os.PathLike[str]) -> Tuning:
         config = fields["config"]
         if not isinstance(asked, Asked) or not (config is None or isinstance(config, dict)):
             raise ArgumentError(f"{name}:{number}: it must have an operator's request, and a configuration or null")
-        if not all(isinstance(fields[of], (int, float)) for of in ("gain", "spread")):
+        numbers = fields["gain"], fields["spread"]
+        if not all(type(one) in (int, float) and math.isfinite(one) for one in numbers):
             raise ArgumentError(f"{name}:{number}: gain and spread must be numbers")
         rows.append(TuningRow(asked.request, config, fields["gain"], fields["spread"]))
     return Tuning(found[0]["device"], found[0]["architecture"], rows)
@@ -153,8 +172,6 @@ def write(path: str, tuning: Tuning) -> None:
     OSError
         If it cannot be written.
     """
-    import tempfile  # not at import
-
     from .manifest import request_fields
 
     header = {"tuning": FORMAT, "device": tuning.device, "architecture": tuning.architecture}
@@ -162,29 +179,25 @@ def write(path: str, tuning: Tuning) -> None:
     for row in tuning.rows:
         measured = {"config": row.config, "gain": row.gain, "spread": row.spread}
         lines.append(json.dumps({"request": request_fields(row.request), **measured}))
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    descriptor, written = tempfile.mkstemp(prefix=".tuning.", dir=folder)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-        os.replace(written, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(written)
-        raise
+    make_folders(os.path.dirname(os.path.abspath(path)))
+    write_file(path, ("\n".join(lines) + "\n").encode())
 
 
-def file_for(device: str, options: Settings = settings) -> str | None:
-    """Return where a device's tuning file is, or would be; None: files are ignored, or there is no folder."""
-    if options.tuning == "off":
-        return None
+def files_for(device: str, options: Settings | None = None) -> list[str]:
+    """Return where a device's tuning files may be: the one that is written first, whose rows go first."""
+    options = options or settings
     if options.tuning:
-        return options.tuning
+        return [] if options.tuning == "off" else [options.tuning]
     name = f"tuning.{re.sub('[^A-Za-z0-9]+', '-', device).strip('-')}.jsonl"
-    folders = [folder for folder in (options.cache_dir, options.read_only_cache_dir) if folder]
-    paths = [os.path.join(folder, name) for folder in folders]
-    return next((path for path in paths if os.path.exists(path)), paths[0] if paths else None)
+    return [os.path.join(folder, name) for folder in (options.cache_dir, options.read_only_cache_dir) if folder]
+
+
+def file_for(device: str, options: Settings | None = None) -> str | None:
+    """Return which tuning file is written for a device; None: files are ignored, or there is no folder."""
+    options = options or settings
+    if options.tuning == "off" or not (options.tuning or options.cache_dir):
+        return None
+    return files_for(device, options)[0]
 
 
 _known: dict[str, Tuning] = {}
@@ -192,11 +205,15 @@ _reading = threading.Lock()
 
 
 def tuning_of(device: str) -> Tuning:
-    """Return a device's tuning file, read once; `EMPTY` where there is none, or with a warning if it is of no use."""
+    """Return what a device's tuning files say, read once; `EMPTY`, with a warning, where one cannot be used."""
     with _reading:
-        if device not in _known:
-            _known[device] = _read_for(device)
-        return _known[device]
+        if device in _known:
+            return _known[device]
+        found, problem = _read_for(device)
+        _known[device] = found
+    if problem:
+        warnings.warn(f"transformer_rtc has its default configurations: {problem}", RuntimeWarning, stacklevel=2)
+    return found
 
 
 def forget() -> None:
@@ -205,15 +222,19 @@ def forget() -> None:
         _known.clear()
 
 
-def _read_for(device: str) -> Tuning:
-    path = file_for(device)
-    if path is None or not (settings.tuning or os.path.exists(path)):
-        return EMPTY
-    try:
-        found = read(path)
-        if found.device != device:
-            raise ArgumentError(f"the tuning file {path} is of {shown(found.device)}, and this device is {device}")
-    except ArgumentError as error:
-        warnings.warn(f"transformer_rtc has its default configurations: {error}", RuntimeWarning, stacklevel=2)
-        return EMPTY
-    return found
+def _read_for(device: str) -> tuple[Tuning, str]:
+    """Return what a device's files say, and what is wrong with one."""
+    rows: list[TuningRow] = []
+    architecture = 0
+    for path in files_for(device):
+        if not (settings.tuning or os.path.exists(path)):
+            continue
+        try:
+            found = read(path)
+            if found.device != device:
+                raise ArgumentError(f"the tuning file {path} is of {shown(found.device)}, and this device is {device}")
+        except ArgumentError as error:
+            return EMPTY, str(error)
+        rows = [*found.rows, *rows]  # the last row of a case holds
+        architecture = found.architecture
+    return (Tuning(device, architecture, rows) if rows else EMPTY), ""

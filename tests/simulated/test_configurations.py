@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 
+import numpy as np
 import pytest
 import softmax_checks
 from cases import draw
@@ -46,16 +47,23 @@ def test_softmax_by_any_configuration_is_right(number, rng):
     architecture, dtype = drawn.choice((80, 90)), drawn.choice((BFLOAT16, FLOAT32))
     columns = drawn.choice((drawn.randrange(1, 100), drawn.randrange(1, 5000), 64 * drawn.randrange(1, 150)))
     rows, options, asked = drawn.randrange(1, 40), {}, {}
-    if drawn.random() < 0.4 and columns < 600:
+    if drawn.random() < 0.3 and columns < 600:
         rows, options, asked = columns, {"causal": "aligned"}, {"causal": "aligned"}
+    elif drawn.random() < 0.5:
+        options = {"mask": rng.random((1, 1, rows, columns)) < 0.3}
+        asked = {"mask": "bool"}
+    if drawn.random() < 0.3:
+        options["sink"] = np.array([0.5], np.float32)
     with contextlib.ExitStack() as stack:
         names = []
         for name in ("softmax", "softmax_backward"):
-            (request,) = warming._requests(name, dtype.name, columns, False, False, asked)
+            given = {key: value for key, value in asked.items() if name == "softmax" or key == "causal"}
+            sums = {"sink": "float32", "lse": True} if "sink" in options and name == "softmax_backward" else {}
+            (request,) = warming._requests(name, dtype.name, columns, False, False, given | sums)
             configs = declaration_of(name).family.configurations(request, ARCHITECTURES[architecture])
             config = drawn.choice(configs)
             stack.enter_context(configured(name, config))
             names.append(config.symbol)
-        print(columns, dtype.name, options, names, architecture)
+        print(columns, dtype.name, [*options], names, architecture)
         on = softmax_checks.simulated(architecture, multiprocessors=64)
         softmax_checks.hold_drawn(on, rng, (1, 1, rows, columns), dtype, 0.7, names=("softmax",), **options)

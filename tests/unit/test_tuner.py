@@ -10,15 +10,26 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cases import CASES
-from stubs import Compiler
+from stubs import Compiler, in_threads
 
-from transformer_rtc import ArgumentError, SettingsError, SimulatedDevice, cli, tuner, tuning, usage, using, warming
+from transformer_rtc import (
+    ArgumentError,
+    DriverError,
+    SettingsError,
+    SimulatedDevice,
+    cli,
+    tuner,
+    tuning,
+    usage,
+    using,
+    warming,
+)
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.declaration import declaration_of
 from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.operator import Operator
 from transformer_rtc.settings import Settings
-from transformer_rtc.spec import ARCHITECTURES
+from transformer_rtc.spec import ARCHITECTURES, Target
 from transformer_rtc.tuner import fastest, tune
 from transformer_rtc.tuner_bench import ArrayOf, _random, arguments_of
 from transformer_rtc.tuning import Tuning, TuningRow, values_of
@@ -37,6 +48,13 @@ class MadeUp:
     def __init__(self, microseconds, few=None, noise=0.001):
         self.configs, self.microseconds, self.noise = list(microseconds), microseconds, noise
         self.few, self.calls = few or dict.fromkeys(microseconds, 5.0), []
+        self.only_whole = {"whole"}  # configurations that cannot be launched for unaligned rows
+
+    def takes_unaligned(self, config):
+        return config not in self.only_whole
+
+    def close(self):
+        self.closed = True
 
     def times(self, configs, repetitions, rows=None):
         self.calls.append((len(configs), repetitions, rows))
@@ -62,6 +80,7 @@ def test_the_fastest_is_found_among_many():
         ({"default": 100.0, "a": 99.0, "b": 120.0}, None, 0.001, "default"),  # too little
         ({"default": 100.0, "a": 96.0, "b": 95.5}, None, 0.0001, "b"),
         ({"default": 100.0, "a": 96.0, "b": 95.0}, {"default": 5.0, "a": 5.1, "b": 6.0}, 0.0001, "a"),  # b: few rows
+        ({"default": 100.0, "whole": 94.0, "a": 95.0}, None, 0.0001, "a"),
         ({"default": 100.0}, None, 0.001, "default"),
     ],
 )
@@ -111,7 +130,11 @@ def test_what_is_faster_is_in_the_file_and_in_the_cache(gpu, tmp_path):
     path = str(tmp_path / "t.jsonl")
     told = []
     records, left = tune(REQUESTS, 0, path, progress=lambda *one: told.append(one), bench_of=gpu.bench_of)
-    assert not left and len(records) == len(REQUESTS) == len(told) - 1 and told[-1] == (records[-1], 12, 12)
+    assert (
+        not left
+        and len(records) == len(REQUESTS) == len(told) - 2
+        and told[-2:] == [(records[-1], 12, 12), (None, 12, 12)]
+    )
     found = tuning.read(path)
     assert (found.device, found.architecture, len(found.rows)) == (DEVICE, 90, 12)
     for request, record in zip(REQUESTS, records, strict=True):
@@ -119,7 +142,10 @@ def test_what_is_faster_is_in_the_file_and_in_the_cache(gpu, tmp_path):
         configs = family.configurations(request, ARCHITECTURES[90])
         assert record.row.config == values_of(configs[-1]) and record.row.gain == pytest.approx(1 / 3, abs=0.01)
         assert found.config(request, ARCHITECTURES[90]) == configs[-1] != configs[0]
-        assert record.kernel != record.default and record.configurations == len(configs)
+        assert (record.fastest, record.default) == (
+            configs[-1].symbol,
+            configs[0].symbol,
+        ) and record.configurations == len(configs)
         for unaligned in (False, True):
             for spec, _ in family.specialise(request._replace(unaligned=unaligned), ARCHITECTURES[90], configs[-1]):
                 assert spec.symbol in gpu.symbols
@@ -147,8 +173,64 @@ def test_another_device_s_file_is_not_written(gpu, tmp_path, monkeypatch):
         tune(REQUESTS, 0, path, bench_of=gpu.bench_of)
     assert tuning.read(path).device == "another"
     monkeypatch.setattr(tuning, "file_for", lambda device: None)
-    with pytest.raises(SettingsError, match="there is nowhere to write"):
+    with pytest.raises(SettingsError, match="there is no tuning file to write"):
         tune(REQUESTS, 0, bench_of=gpu.bench_of)
+
+
+def test_kernels_of_every_request_of_a_case_are_kept(gpu, tmp_path):
+    asked = [
+        request
+        for given in ({}, {"return_rstd": True})
+        for request in warming._requests("rms_norm", ["bfloat16", "float16"], 4096, False, False, given)
+    ]
+    for _ in range(2):  # of what is measured, and of what is in the file
+        gpu.symbols.clear()
+        records, _ = tune(asked, 0, str(tmp_path / "t.jsonl"), bench_of=gpu.bench_of)
+        assert len(records) == 1
+        for request in asked:
+            config = tuning.read(tmp_path / "t.jsonl").config(request, ARCHITECTURES[90])
+            (spec, _), *_ = declaration_of("rms_norm").family.specialise(request, ARCHITECTURES[90], config)
+            assert tuner.manager.in_memory(spec, Target(90))
+
+
+def test_a_row_of_another_version_is_measured_again(gpu, tmp_path):
+    path = str(tmp_path / "t.jsonl")
+    tuning.write(path, Tuning(DEVICE, 90, [TuningRow(REQUESTS[0], {"threads": 3}, 0.5)]))
+    (record,), _ = tune(REQUESTS[:1], 0, path, bench_of=gpu.bench_of)
+    assert record.configurations > 0 and tuning.read(path).rows == (record.row,)
+
+
+def test_what_cannot_be_measured_is_told_and_the_others_go_on(gpu, tmp_path):
+    path = str(tmp_path / "t.jsonl")
+
+    def bench_of(request, device):
+        if request == REQUESTS[0]:
+            raise DriverError("cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY")
+        return gpu.bench_of(request, device)
+
+    records, left = tune(REQUESTS[:3], 0, path, bench_of=bench_of)
+    assert [bool(record.problem) for record in records] == [True, False, False] and not left
+    assert "not measured: cuMemAlloc failed" in tuner.sentence(records[0])
+    assert len(tuning.read(path).rows) == 2 and json.dumps(list(map(tuner.document, records)))
+
+    def broken(request, device):
+        raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    with pytest.raises(DriverError):
+        tune(REQUESTS[3:], 0, path, bench_of=broken)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(gpu, tmp_path):
+    for path in (tmp_path, tmp_path / "file" / "t.jsonl"):
+        (tmp_path / "file").touch()
+        with pytest.raises((SettingsError, ArgumentError), match=f"the tuning file {path} cannot be"):
+            tune(REQUESTS, 0, str(path), bench_of=None)
+
+
+def test_processes_that_tune_at_once_lose_no_row(gpu, tmp_path):
+    path = str(tmp_path / "t.jsonl")
+    in_threads(4, lambda number: tune(REQUESTS[3 * number : 3 * number + 3], 0, path, bench_of=gpu.bench_of))
+    assert len(tuning.read(path).rows) == len(REQUESTS)
 
 
 def test_the_command_says_what_was_found(gpu, tmp_path, monkeypatch, capsys):
@@ -163,7 +245,7 @@ def test_the_command_says_what_was_found(gpu, tmp_path, monkeypatch, capsys):
     assert cli.main(command) == 0
     printed = capsys.readouterr()
     assert f"2 of 2 are faster by a row of {tmp_path}/tuning.NVIDIA-X.jsonl" in printed.out
-    assert "2/2" in printed.err and "rms_norm of 4096 columns: 1.33" in printed.out
+    assert "2/2" in printed.err and "rms_norm of 4096 columns, bfloat16: 1.33" in printed.out
     assert cli.main([*command, "--json", "--quiet"]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 
 import numpy as np
@@ -74,7 +75,7 @@ GOOD = {"request": json.loads(line(Asked(REQUEST))), "config": OTHER, "gain": 0.
         ([HEADER, {**GOOD, "more": 1}], ":2: it must be an object with config, gain, request, spread"),
         ([HEADER, {**GOOD, "config": [1]}], ":2: it must have an operator's request"),
         ([HEADER, {**GOOD, "request": {**GOOD["request"], "operator": "x"}}], ":2: operator is 'x'"),
-        ([HEADER, {**GOOD, "gain": "much"}], ":2: gain and spread must be numbers"),
+        *(([HEADER, {**GOOD, "gain": one}], ":2: gain and spread must be numbers") for one in ("much", True, np.nan)),
         ([{**HEADER, "architecture": "sm_90"}], ":1: architecture must be a number"),
     ],
 )
@@ -91,19 +92,31 @@ def test_the_environment_says_which_file_is_read(tmp_path):
         assert read({"HOME": "/root", "TRANSFORMER_RTC_TUNING": value}).tuning == expected
     own, image = tmp_path / "own", tmp_path / "image"
 
-    def file(tuning_value="", cache=own):
-        options = Settings(False, cache and str(cache), "", "allow", 0, str(image), 0, None, tuning_value)
-        return tuning.file_for("NVIDIA H100 80GB HBM3", options)
+    def files(value="", cache=own):
+        options = Settings(False, cache and str(cache), "", "allow", 0, str(image), 0, None, value)
+        return tuning.file_for("NVIDIA H100 80GB HBM3", options), tuning.files_for("NVIDIA H100 80GB HBM3", options)
 
     name = "tuning.NVIDIA-H100-80GB-HBM3.jsonl"
-    assert file() == str(own / name)
+    # Only the first one is written.
+    assert files() == (str(own / name), [str(own / name), str(image / name)])
+    assert files(cache=None) == (None, [str(image / name)])
+    assert files("off") == (None, []) and files("/a/file") == ("/a/file", ["/a/file"])
+
+
+def test_rows_of_an_image_hold_beside_one_s_own(tmp_path, monkeypatch):
+    own, image = tmp_path / "own", tmp_path / "image"
+    options = Settings(False, str(own), "", "allow", 0, str(image), 0, None)
+    monkeypatch.setattr(tuning, "settings", options)
+    (other,) = warming._requests("rms_norm", "float32", 512, False, False, {})
     image.mkdir()
-    (image / name).touch()
-    assert file() == str(image / name) == file(cache=None)
-    own.mkdir()
-    (own / name).touch()
-    assert file() == str(own / name)
-    assert file("off") is None and file("/a/file") == "/a/file"
+    for folder, rows in ((image, [ROW, TuningRow(other, None, 0.5)]), (own, [ROW._replace(gain=0.7)])):
+        tuning.write(tuning.files_for(DEVICE)[folder is image], Tuning(DEVICE, 90, rows))
+        tuning.forget()
+        found = tuning.tuning_of(DEVICE)
+        assert found.row(other).gain == 0.5 and found.row(REQUEST).gain == rows[0].gain
+    tuning.forget()
+    # Readable by others, and in a folder that others do not write.
+    assert (own.stat().st_mode & 0o022, os.stat(tuning.files_for(DEVICE)[0]).st_mode & 0o777) == (0, 0o644)
 
 
 # ---- Calls -----------------------------------------------------------------------------------------------------------
@@ -119,7 +132,6 @@ def tuned(tmp_path, monkeypatch):
         monkeypatch.setattr(tuning, "settings", Settings(False, None, "", "allow", 0, None, 0, None, path))
         tuning.forget()
 
-    monkeypatch.setattr(tuning, "file_for", lambda device, options=None: tuning.settings.tuning)
     yield use
     monkeypatch.undo()
     tuning.forget()

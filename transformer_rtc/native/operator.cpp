@@ -96,6 +96,14 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, std::vecto
   }
 }
 
+Operator::~Operator() {
+  if (!Py_IsInitialized()) return;  // the process ends
+  for (PyObject* held :
+       {plan_, check_, slow_call_, gradient_, dispatch_, framework_of_, implementation_, dtypes_seen_}) {
+    Py_DECREF(held);
+  }
+}
+
 const Operator::Framework& Operator::framework(PyTypeObject* type, int array, const std::string& argument) {
   auto& last = last_frameworks_[array];
   if (last.type == type) return *last.framework;

@@ -46,6 +46,9 @@ class Operator {
   Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
            PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch, PyObject* framework_of,
            PyObject* implementation, std::vector<int64_t> buckets);
+  ~Operator();
+  Operator(const Operator&) = delete;
+  Operator& operator=(const Operator&) = delete;
 
   // The hot path. Arguments as in the declaration, all given. A `direct` call comes from the framework's own
   // dispatcher, which has seen to gradients and transforms: it only runs.

@@ -86,11 +86,12 @@ def backward_candidates(row: BackwardRow, limits: DeviceLimits) -> Iterator[Norm
         elements = division.steps * division.vector
         if elements > _MOST_IN_REGISTERS:
             continue
+        can_load_ahead = row.statistics and division.threads_per_row >= _LANES_FOR_STATISTICS
         for several in _rows_of_cta(division, _LEAST_OF_RING):
             if several.threads * elements > _MOST_OF_CTA_BACKWARD:
                 continue
             for bulk in _bulk(several, vectors, limits):
-                for ahead in (False, True) if division.threads_per_row >= _LANES_FOR_STATISTICS else (False,):
+                for ahead in (False, True) if can_load_ahead else (False,):
                     for stages in range(1, _MOST_STAGES + 1):
                         config = several.replace(in_shared=True, stages=stages, bulk=bulk, statistics_ahead=ahead)
                         if row.fits(config, limits):

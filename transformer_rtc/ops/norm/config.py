@@ -244,18 +244,24 @@ class BackwardRow(NamedTuple):
         Of the arrays of rows that are read.
     output : DType or None
         Of dx; None: it is not asked for.
+    statistics : bool
+        Whether they are given.
+    per_head : bool
+        Whether each head has a weight of its own.
     """
 
     norm: str
     hidden: int
     rows: tuple[DType, ...]
     output: DType | None
+    statistics: bool = False
+    per_head: bool = False
 
     @property
     def case(self) -> tuple[object, ...]:
         """What tells rows apart that may have different configurations."""
         sizes = (dtype.bytes for dtype in (*self.rows, *((self.output,) if self.output else ())))
-        return "norm backward", self.norm, self.hidden, self.output is None, *sizes
+        return "norm backward", *self._replace(rows=(), output=None), self.output is None, *sizes
 
     def fits(self, config: NormConfig, limits: DeviceLimits) -> bool:
         """Whether a CTA's shared memory has room."""

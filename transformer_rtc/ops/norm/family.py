@@ -190,7 +190,8 @@ def backward_row(request: Request) -> BackwardRow:
     assert dy is not None and x is not None
     residual = dtypes["dresidual"] if out else None
     rows = (*((x,) if out or dtypes["dweight"] else ()), dy, *((residual,) if residual else ()))
-    return BackwardRow(OPERATORS[request.operator].norm, request.columns, rows, out)
+    norm = OPERATORS[request.operator].norm
+    return BackwardRow(norm, request.columns, rows, out, dtypes["rstd"] is not None, request.per_head)
 
 
 def _configure_backward(request: Request, limits: DeviceLimits) -> NormConfig:

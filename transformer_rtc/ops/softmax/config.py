@@ -100,6 +100,8 @@ class SoftmaxRow(NamedTuple):
         Of those, and of a mask, that are read.
     backward, causal, masked : bool
         Whether it is the backward, and whether columns are excluded by a causal mode or by a mask.
+    sums : bool
+        Whether the backward leaves a sum of each row, for the gradient of a sink or of a mask.
     """
 
     columns: int
@@ -108,12 +110,13 @@ class SoftmaxRow(NamedTuple):
     backward: bool = False
     causal: bool = False
     masked: bool = False
+    sums: bool = False
 
     @property
     def case(self) -> tuple[object, ...]:
         """What tells rows apart that may have different configurations."""
         sizes = (tuple(dtype.bytes for dtype in group) for group in (self.rows, self.staged))
-        return "softmax", self.columns, self.backward, self.causal, self.masked, *sizes
+        return "softmax", *self._replace(rows=(), staged=()), *sizes
 
     @property
     def widest(self) -> int:

@@ -110,7 +110,8 @@ def _row(request: Request) -> SoftmaxRow:
     if OPERATORS[request.operator].backward:
         dy, y = dtypes["dy"], dtypes["y"]
         assert dy is not None and y is not None
-        return SoftmaxRow(request.columns, (dy, y, out), (y, dy), backward=True, causal=causal)
+        sums = bool(dtypes.get("dsink") or dtypes.get("dmask"))
+        return SoftmaxRow(request.columns, (dy, y, out), (y, dy), backward=True, causal=causal, sums=sums)
     x = dtypes["x"]
     assert x is not None
     staged = (x, mask) if mask else (x,)
