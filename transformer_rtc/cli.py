@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import _native, archive, compiler, info, sources, tuner
+from . import _native, archive, compiler, info, progress, sources, tuner
 from .cache import DiskCache
 from .cache_entry import Entry
 from .device import device_limits, device_of
@@ -142,8 +142,8 @@ def _tune(arguments: argparse.Namespace) -> int:
     described = (arguments.operator, arguments.dtype, arguments.hidden)
     requests = requests_of(*described, manifest=arguments.manifest, per_head=arguments.per_head, **given)
     path = arguments.output or file_for(device_of(_native.current_device()).product)
-    progress = None if arguments.quiet else tuner.progress_shown()
-    records, left = tuner.tune(requests, _native.current_device(), path, arguments.minutes, arguments.again, progress)
+    told_of = None if arguments.quiet else progress.shown("request", tuner.sentence)
+    records, left = tuner.tune(requests, _native.current_device(), path, arguments.minutes, arguments.again, told_of)
     found = {"file": path, "records": list(map(tuner.document, records)), "left": list(map(request_fields, left))}
     faster = sum(record.row is not None and record.row.config is not None for record in records)
     told = [*map(tuner.sentence, records), f"{faster} of {len(records)} are faster by a row of {path}"]
@@ -400,17 +400,22 @@ def _parser() -> argparse.ArgumentParser:
     command(commands, "demo", _demo, "compile, run and check the operators at the shapes of well-known models")
     command(commands, "info", _info, "print what was found, what is missing, and the command that mends it", "info")
 
+    def described(made: argparse.ArgumentParser) -> None:
+        made.add_argument("operator", nargs="*", help="such as rms_norm")
+        made.add_argument(
+            "--dtype", nargs="+", action="extend", default=[], help="of x and of what has none of its own"
+        )
+        made.add_argument("--hidden", nargs="+", action="extend", default=[], type=int, help="columns of a row")
+        made.add_argument("--manifest", metavar="FILE", help="what a run has written under TRANSFORMER_RTC_RECORD")
+        made.add_argument(
+            "--argument", nargs="+", action="extend", default=[], metavar="NAME=VALUE",
+            help="what a call gives besides: true, false, none or a data type",
+        )  # fmt: skip
+        made.add_argument("--per-head", action="store_true", help="each head has a weight of its own")
+
     made = command(commands, "warmup", _warmup, "compile what is missing, before it is asked for", "warmup")
-    made.add_argument("operator", nargs="*", help="such as rms_norm")
-    made.add_argument("--dtype", nargs="+", action="extend", default=[], help="of x and of what has none of its own")
-    made.add_argument("--hidden", nargs="+", action="extend", default=[], type=int, help="columns of a row")
-    made.add_argument("--manifest", metavar="FILE", help="what a run has written under TRANSFORMER_RTC_RECORD")
+    described(made)
     made.add_argument("--architecture", nargs="+", action="extend", help="such as sm_90; by default this GPU's")
-    made.add_argument(
-        "--argument", nargs="+", action="extend", default=[], metavar="NAME=VALUE",
-        help="what a call gives besides: true, false, none or a data type",
-    )  # fmt: skip
-    made.add_argument("--per-head", action="store_true", help="each head has a weight of its own")
     made.add_argument("--sm-margin", action="store_true", help="calls leave multiprocessors free")
     made.add_argument("--whole-rows", action="store_true", help="no kernels for unaligned rows beside a call's own")
     made.add_argument("--tuning", metavar="FILE", help="what `tune` has written on the device that this is for")
@@ -418,15 +423,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--quiet", action="store_true", help="show no progress")
 
     made = command(commands, "tune", _tune, "measure configurations on this GPU, and keep the faster ones", "tune")
-    made.add_argument("operator", nargs="*", help="such as rms_norm")
-    made.add_argument("--dtype", nargs="+", action="extend", default=[], help="of x and of what has none of its own")
-    made.add_argument("--hidden", nargs="+", action="extend", default=[], type=int, help="columns of a row")
-    made.add_argument("--manifest", metavar="FILE", help="what a run has written under TRANSFORMER_RTC_RECORD")
-    made.add_argument(
-        "--argument", nargs="+", action="extend", default=[], metavar="NAME=VALUE",
-        help="what a call gives besides: true, false, none or a data type",
-    )  # fmt: skip
-    made.add_argument("--per-head", action="store_true", help="each head has a weight of its own")
+    described(made)
     made.add_argument(
         "--minutes", type=_number_of("minutes"), default=3.0, help="no measurement begins after so many; 3 by default"
     )

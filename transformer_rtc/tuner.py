@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +23,7 @@ from .select import using
 from .spec import DeviceLimits, Target
 from .tuning import Tuning, TuningRow, values_of
 
-__all__ = ["Bench", "TuneRecord", "document", "fastest", "progress_shown", "sentence", "tune"]
+__all__ = ["Bench", "TuneRecord", "document", "fastest", "sentence", "tune"]
 
 
 class _Round(NamedTuple):
@@ -112,29 +111,6 @@ def document(record: TuneRecord) -> dict[str, Any]:
     """Return what was found, of JSON's types."""
     row = record.row and {name: getattr(record.row, name) for name in ("config", "gain", "spread")}
     return {**record._asdict(), "request": request_fields(record.request), "row": row}
-
-
-def progress_shown() -> Progress:
-    """Return what shows a bar by tqdm, or lines where it is not installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-
-        def show(record: TuneRecord | None, done: int, total: int) -> None:
-            if record is not None:
-                print(f"[{done}/{total}] {record.seconds:.0f} s  {sentence(record)}", file=sys.stderr)
-
-        return show
-    bars: list[Any] = []
-
-    def advance(record: TuneRecord | None, done: int, total: int) -> None:
-        if not bars:
-            bars.append(tqdm(total=total, desc="transformer_rtc", unit="request"))
-        bars[0].update(done - bars[0].n)
-        if done == total:
-            bars[0].close()
-
-    return advance
 
 
 def fastest(bench: Bench) -> tuple[Any, float, float]:

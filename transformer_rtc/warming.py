@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from .device import device_of
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .kernel_manager import KernelManager, manager
 from .manifest import ManifestEntry, line
+from .progress import shown as progress_shown
 from .request import Asked, Request
 from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
 from .tuning import EMPTY, Tuning, config_of
@@ -207,28 +207,8 @@ def _targets(architectures: Any, tuning: Tuning | None) -> list[tuple[DeviceLimi
     return [(limits, of if limits.architecture == of.architecture else EMPTY) for limits, of in found]
 
 
-def _show_progress() -> Progress:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-
-        def show(record: WarmupRecord, done: int, total: int) -> None:
-            print(
-                f"[{done}/{total}] {record.status} {record.symbol} {record.architecture} {record.milliseconds:.0f} ms",
-                file=sys.stderr,
-            )
-
-        return show
-    bars: list[Any] = []
-
-    def advance(record: WarmupRecord, done: int, total: int) -> None:
-        if not bars:
-            bars.append(tqdm(total=total, desc="transformer_rtc", unit="kernel"))
-        bars[0].update()
-        if done == total:
-            bars[0].close()
-
-    return advance
+def _line(record: WarmupRecord) -> str:
+    return f"{record.status} {record.symbol} {record.architecture} {record.milliseconds:.0f} ms"
 
 
 def _warm(to: KernelManager, spec: KernelSpec, architecture: int) -> WarmupRecord:
@@ -330,7 +310,7 @@ def warmup(
         for entry in entries
         for spec in _specialise(entry, limits, unaligned, measured)
     )
-    tell = (_show_progress() if progress is True else progress) or None
+    tell = (progress_shown("kernel", _line) if progress is True else progress) or None
     return _run(list(tasks), threads or len(os.sched_getaffinity(0)), tell)
 
 

@@ -44,7 +44,6 @@ from rigs import (
     configured,
     few,
     hold,
-    reconfigured,
     run,
     simulated,
 )
@@ -136,7 +135,7 @@ def test_every_operator_is_within_the_bound_however_its_rows_are_held(name, rng)
     case, architecture = WAYS[name]
     small, config = _shrunk(case, architecture)
     if config is not None:
-        (spec, _), *_ = reconfigured(small.stages(ARCHITECTURES[architecture]), config)
+        (spec, _), *_ = small.stages(ARCHITECTURES[architecture], config)
         assert ("chunked" in name) == (getattr(spec, "chunks", 1) > 1)
     with divided(small, config):
         hold(simulated(architecture), small, rng)
@@ -274,7 +273,7 @@ def _mixed(names: Any) -> list[str]:
 
 
 def stages_of(case: Case, config: NormConfig, architecture: int) -> Any:
-    return reconfigured(case.stages(ARCHITECTURES[architecture]), config)
+    return case.stages(ARCHITECTURES[architecture], config)
 
 
 @pytest.mark.parametrize("name", first_of(_mixed(SMALL), 3, share=0.5))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from transformer_rtc.declaration import declaration_of
 from transformer_rtc.ops.norm import heuristics as norm_configurations
+from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.request import LaunchRule, Request, StaticKernel
 from transformer_rtc.spec import (
     ARCHITECTURES,
@@ -128,9 +129,11 @@ class Case(NamedTuple):
         flags = frozenset({"round_before_weight"} if self.rounds else ())
         return Request(self.operator, self.types, self.hidden, self.heads > 0, self.margin > 0, flags)
 
-    def stages(self, limits: DeviceLimits) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
-        """Return its launches."""
-        return FAMILY.specialise(self.request, limits)
+    def stages(
+        self, limits: DeviceLimits, config: NormConfig | None = None
+    ) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        """Return its launches, by a configuration or by the default one."""
+        return FAMILY.specialise(self.request, limits, config)
 
     def specialise(self, limits: DeviceLimits) -> tuple[Any, LaunchRule]:
         """Return the launch over the rows."""

@@ -6,7 +6,6 @@ The same checks run in the simulator, on numpy's arrays, and on a GPU, on torch'
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,9 +22,6 @@ from transformer_rtc.declaration import declaration_of
 from transformer_rtc.device import Gpu
 from transformer_rtc.operator import Operator
 from transformer_rtc.ops.division import RowDivision
-from transformer_rtc.ops.norm.backward import BackwardSpec
-from transformer_rtc.ops.norm.config import NormConfig
-from transformer_rtc.ops.norm.kernels import ForwardSpec
 from transformer_rtc.request import LaunchRule
 from transformer_rtc.spec import ARCHITECTURES, DType
 
@@ -189,18 +185,6 @@ def hold(
 
 
 # ---- Configurations ------------------------------------------------------------------------------------------------
-
-
-def reconfigured(stages: Sequence[tuple[Any, Any]], config: NormConfig) -> tuple[tuple[Any, Any], ...]:
-    """Return launches whose rows are divided as told."""
-    (spec, _), *others = stages
-    assert isinstance(spec, (ForwardSpec, BackwardSpec)), "a row that no specialised kernel holds"
-    unaligned = config.is_unaligned(spec.hidden, spec.unaligned)
-    spec = dataclasses.replace(spec, config=config, unaligned=unaligned)
-    found = [(spec, spec.launch_rule)]
-    for finish, rule in others:
-        found.append((dataclasses.replace(finish, rows_per_group=spec.rows_per_group), rule))
-    return tuple(found)
 
 
 class Renamed:
