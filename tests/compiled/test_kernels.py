@@ -32,7 +32,7 @@ GROUPS = {architecture: 320 if architecture == 90 else 64 for architecture in AR
 
 @functools.cache
 def first() -> list[Kernel]:
-    """Return kernels that have all that any kernel has, for the architecture that the tables were tuned on."""
+    """Return kernels that have all that any kernel has, for the architecture that the rule was fitted to."""
     return covering(table(90))
 
 

@@ -15,7 +15,7 @@ from transformer_rtc.tuner import fastest, tune
 from transformer_rtc.tuner_bench import GpuBench
 from transformer_rtc.tuning import read
 
-# A size that no table names, and rows of which few divisions fit.
+# A size that no run measured, and rows of which few divisions fit.
 ASKED = (
     ("rms_norm", "bfloat16", 5376, {}),
     ("layer_norm_backward", "float32", 1664, {"dresidual": True}),

@@ -1,4 +1,4 @@
-"""Configurations that no table has: what a tuner may choose gives right numbers, too."""
+"""Configurations that no rule chooses: what a tuner may choose gives right numbers, too."""
 
 from __future__ import annotations
 

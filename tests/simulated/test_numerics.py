@@ -90,7 +90,7 @@ def _ways() -> dict[str, tuple[Case, int]]:
     """Return the shortest case of each operator with each way to hold a row, on the architectures in turn."""
     found: dict[str, tuple[Case, int]] = {}
     shortest = sorted(CASES, key=lambda case: case.hidden)
-    for shift, (number, case) in itertools.product(range(len(EVERY_ARCHITECTURE)), enumerate(shortest)):
+    for (number, case), shift in itertools.product(enumerate(shortest), range(len(EVERY_ARCHITECTURE))):
         architecture = EVERY_ARCHITECTURE[(number + shift) % len(EVERY_ARCHITECTURE)]
         layout = layout_of(case, ARCHITECTURES[architecture])
         found.setdefault(f"{case.operator} {layout}".replace(" ", "-"), (case, architecture))
@@ -98,7 +98,7 @@ def _ways() -> dict[str, tuple[Case, int]]:
 
 
 def _chosen() -> dict[str, tuple[Case, int]]:
-    # Every type and option, every operator with every way to hold a row, and all that the table of configurations has,
+    # Every type and option, every operator with every way to hold a row, and every division of a row that there is,
     # each on some architecture; and a size of TransformerEngine for each of its divisions.
     found: dict[str, tuple[Case, int]] = {}
     seen: set[tuple[Any, ...]] = set()

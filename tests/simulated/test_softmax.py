@@ -8,7 +8,7 @@ import softmax_checks as checks
 import softmax_reference as expected
 from norm_checks import covering, first_of
 from reference import assert_within
-from softmax_checks import DIVIDED, FLOATS, OF_TYPES, TABLES, at, bits, call, calls_of, held, poisoned, simulated
+from softmax_checks import CHOSEN, DIVIDED, FLOATS, OF_TYPES, at, bits, call, calls_of, held, poisoned, simulated
 
 from transformer_rtc import arrays, select, softmax
 from transformer_rtc.declaration import declaration_of
@@ -30,9 +30,9 @@ def test_every_way_to_hold_a_row_is_within_the_bound_at_every_alignment(way, col
 
 CALLS = [
     *calls_of(checks.hold_length, LENGTHS, FLOATS[::-1], first=1, share=0.2),
-    *calls_of(checks.hold_length, (16385, 50257, 131072), [BFLOAT16], ways=(TABLES,)),
+    *calls_of(checks.hold_length, (16385, 50257, 131072), [BFLOAT16], ways=(CHOSEN,)),
     *calls_of(checks.hold_rows_of_few_threads, FEW, FLOATS[::-1], first=1, share=0.15),
-    *calls_of(checks.hold_outputs, SHORT, [BFLOAT16, FLOAT32], ways=(TABLES,), first=1, share=0.5),
+    *calls_of(checks.hold_outputs, SHORT, [BFLOAT16, FLOAT32], ways=(CHOSEN,), first=1, share=0.5),
     *calls_of(checks.hold_same_bits, SHORT[:4], first=1, share=0.5),
     *calls_of(checks.hold_types, (300, 17, 20, 32), OF_TYPES, share=0.2),
     *calls_of(checks.hold_in_place, (17, 1001, 1000, 100, 104, 2600), first=1),

@@ -12,10 +12,10 @@ from norm_checks import covering
 from processes import output, shared
 from reference import assert_within
 from softmax_checks import (
+    CHOSEN,
     DIVIDED,
     FLOATS,
     MASKS,
-    TABLES,
     at,
     call,
     calls_of,
@@ -116,19 +116,19 @@ SHAPES = ((33, 33), (17, 129), (40, 9), (1, 50), (130, 130))
 ROWS = (100, 1, 15, 16, 31, 513, 1100, 9000)
 PLACES = (((30, 61), (61,)), ((2, 3, 5, 40), (1, 3, 5, 40)), ((30, 40), (40,)), ((2, 3, 5, 40), (2, 1, 1, 40)))
 CALLS = [
-    *calls_of(checks.hold_mask, MASKS, [True, False], ways=("general", *SOME, TABLES), first=1, share=0.2),
+    *calls_of(checks.hold_mask, MASKS, [True, False], ways=("general", *SOME, CHOSEN), first=1, share=0.2),
     *calls_of(checks.hold_added_mask, [133], FLOATS[::-1], [FLOAT32, BFLOAT16], first=1, share=0.5),
     *calls_of(hold_mask_of_more_bytes, ways=SOME, first=1, share=0.5),
     *calls_of(checks.hold_causal, SHAPES, (7, None, 1, 1000), first=1),
-    *calls_of(hold_mask_and_causal, ways=("general", TABLES, *DIVIDED)),
-    *calls_of(hold_mask_and_causal, [299], ways=("general", TABLES, *SOME, "CTAs", "chunks of CTAs")),
+    *calls_of(hold_mask_and_causal, ways=("general", CHOSEN, *DIVIDED)),
+    *calls_of(hold_mask_and_causal, [299], ways=("general", CHOSEN, *SOME, "CTAs", "chunks of CTAs")),
     *calls_of(hold_far_window, [4500, 4000, 4099], [2100, 1000, 2], [BFLOAT16, FLOAT32], ways=["general"]),
     *calls_of(checks.hold_sink, checks.SINKS, FLOATS, share=0.2),
     *calls_of(hold_sink_of_shared_rows, ways=OF_SHARED, share=0.5),
     *calls_of(hold_gradient_of_a_region, MASKS, BOTH, (9, 0, None), share=0.15),
     *calls_of(hold_gradient_of_rows, ROWS, ["batches", "heads", "queries"], first=3),
     *calls_of(hold_gradient_of_types, FLOATS, FLOATS, FLOATS, share=0.1),
-    *calls_of(hold_gradient_of_length, [300, 31, 64, 5000, 70_000], BOTH, ways=[TABLES]),
+    *calls_of(hold_gradient_of_length, [300, 31, 64, 5000, 70_000], BOTH, ways=[CHOSEN]),
     *calls_of(hold_gradient_anywhere, PLACES, share=0.5),
     *calls_of(hold_gradient_of_no_rows, [(0, 3, 4, 8), (2, 0, 4, 8), (2, 3, 0, 8)]),
     *calls_of(hold_gradients_alone),
@@ -203,7 +203,7 @@ with using(SimulatedDevice(static={static}, checked=True)):
 """
 
 
-@pytest.mark.parametrize("static", [False, True], ids=[TABLES, "general"])
+@pytest.mark.parametrize("static", [False, True], ids=[CHOSEN, "general"])
 def test_no_page_of_keys_that_a_window_excludes_is_read(static, tmp_path):
     output(READS_A_WINDOW.replace("{static}", str(static)), **shared(tmp_path))
 

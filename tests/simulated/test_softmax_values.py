@@ -9,19 +9,19 @@ import softmax_reference as expected
 import softmax_values
 from norm_checks import first_of
 from reference import NUMPY_TYPES, assert_within
-from softmax_checks import DIVIDED, FLOATS, TABLES, call, calls_of, held, of_ways, poisoned, simulated
+from softmax_checks import CHOSEN, DIVIDED, FLOATS, call, calls_of, held, of_ways, poisoned, simulated
 
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32
 
 pytestmark = pytest.mark.usefixtures("kernels", poisoned.__name__)
 # Where y and what is made 0 both have 16 bits, two at a time.
 OF_ZEROS = (*((one, one, one) for one in FLOATS[::-1]), (BFLOAT16, FLOAT32, FLOAT16), (FLOAT32, BFLOAT16, FLOAT16))
-IN_PARTS = ("general", "chunks of CTAs of a grid", "chunks of CTAs", TABLES)
+IN_PARTS = ("general", "chunks of CTAs of a grid", "chunks of CTAs", CHOSEN)
 CALLS = [
     *calls_of(softmax_values.hold_infinities, [9, 700], FLOATS, [False, True], share=0.2),
     *calls_of(softmax_values.hold_infinities, [32], [BFLOAT16, FLOAT32], [True], ways=DIVIDED, share=0.2),
     *calls_of(
-        softmax_values.hold_what_took_no_part, [37], OF_ZEROS, ways=("general", "staged", "warps", TABLES), first=1
+        softmax_values.hold_what_took_no_part, [37], OF_ZEROS, ways=("general", "staged", "warps", CHOSEN), first=1
     ),
     *calls_of(softmax_values.hold_an_element_alone, [20, 300, 5000, 70_000], FLOATS, share=0.2),
     *calls_of(

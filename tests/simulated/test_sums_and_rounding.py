@@ -21,7 +21,7 @@ from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT8_E4M3, FLOAT16, 
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
-# Columns, and (threads, rows of a CTA, vector, steps, CTAs of a row) with how the row is held; None: as the tables say.
+# Columns, and (threads, rows of a CTA, vector, steps, CTAs of a row) with how the row is held; None: as the rule says.
 DIVISIONS: dict[str, tuple[int, NormConfig | None]] = {
     "warps": (64, None),
     "registers": (1000, NormConfig(64, 1, 8, 2)),
@@ -39,8 +39,8 @@ DIVISIONS: dict[str, tuple[int, NormConfig | None]] = {
     "padded, in turn": (1001, NormConfig(64, 1, 8, 3, in_shared=True, stages=2)),
     "padded, in turn in a cluster": (701, NormConfig(64, 1, 8, 1, 4, clusters=True, in_shared=True, stages=2)),
 }
-# As few rows are divided, by the table of configurations.
-TABLE = (64, 1001, 4096, 16384, 16385)
+# Sizes that are divided as the rule says.
+CHOSEN = (64, 1001, 4096, 16384, 16385)
 # Of x, of the residual, of the sum, and of y.
 TYPES = (
     (BFLOAT16, BFLOAT16, FLOAT32, BFLOAT16),
@@ -80,7 +80,7 @@ def test_a_sum_of_another_type_than_the_residuals(how, types, operator, rng):
 
 
 @pytest.mark.parametrize(
-    ("hidden", "types", "operator"), covering(TABLE, (*NARROWER, TYPES[0]), ADDS, share=0.3, first=4)
+    ("hidden", "types", "operator"), covering(CHOSEN, (*NARROWER, TYPES[0]), ADDS, share=0.3, first=4)
 )
 def test_a_sum_of_another_type_in_rows_that_are_divided_as_few_are(hidden, types, operator, rng):
     hold(simulated((90, 80)[hidden % 3 == 1]), _case(operator, 5, hidden, types), rng, LAYOUTS)

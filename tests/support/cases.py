@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformer_rtc.declaration import declaration_of
-from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.request import LaunchRule, Request, StaticKernel
 from transformer_rtc.spec import (
@@ -236,19 +235,20 @@ def _transformer_engine() -> Iterator[Case]:
                 )  # fmt: skip
 
 
-def scaled_rows() -> Iterator[tuple[Case, int]]:
-    """Yield a case of the longest row of each tuning row that is for rows with a scale, and its CTAs."""
+def scaled_rows() -> Iterator[Case]:
+    """Yield cases of rows with a scale of their own, short ones and those that clusters share."""
     outputs = itertools.cycle((*FLOAT8, INT8))
-    for table in (norm_configurations._ROW_SCALED_FORWARD, norm_configurations._ROW_SCALED_SIZES):
-        for (norm, size), entries in table.items():
-            dtype = {2: BFLOAT16, 4: FLOAT32}[size]
-            for entry in entries:
-                hidden = entry.vectors * 16 // size
-                case = Case(
-                    max(1, min(5, _MOST_ELEMENTS // hidden)), hidden, dtype, dtype, next(outputs), operator=norm,
-                    bias=dtype if norm == "layer_norm" else None, scaling=BY_ROW,
-                )  # fmt: skip
-                yield case, entry.ctas
+    for norm, dtype, sizes in (
+        ("rms_norm", BFLOAT16, (8192,)),
+        ("rms_norm", FLOAT32, (8192, 16384, 32768, 65536, 131072)),
+        ("layer_norm", BFLOAT16, (4096, 6144, 8192, 16384, 32768, 131072)),
+        ("layer_norm", FLOAT32, (8192, 16384)),
+    ):
+        for hidden in sizes:
+            yield Case(
+                max(1, min(5, _MOST_ELEMENTS // hidden)), hidden, dtype, dtype, next(outputs), operator=norm,
+                bias=dtype if norm == "layer_norm" else None, scaling=BY_ROW,
+            )  # fmt: skip
 
 
 def draw(hidden: int, backward: bool, drawn: random.Random) -> Case:
@@ -361,7 +361,7 @@ PLAIN = tuple(
 _FIXED = [
     Case(1, 1 << 20, BFLOAT16, BFLOAT16, FLOAT8_E4M3, operator="add_rms_norm", residual=BFLOAT16, scaling=("amax",))
 ]
-_SCALED = (case for case, _ in scaled_rows())
+_SCALED = scaled_rows()
 _OTHERS = tuple(_others())
 _ALL = (*PLAIN, *_transformer_engine(), *_SCALED, *_FIXED, *_OTHERS, *_sums_and_rounding((*PLAIN, *_OTHERS)))
 CASES = tuple({case.name: case for case in _ALL}.values())

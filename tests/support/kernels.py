@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,13 +14,13 @@ from typing import Any, NamedTuple
 import kernel_cache
 from cases import BACKWARD, CASES, Case, division_of, scaled_rows
 
-from transformer_rtc import compiler, sources
+from transformer_rtc import compiler, manifest, sources
 from transformer_rtc.cache import digest
 from transformer_rtc.declaration import declaration_of
 from transformer_rtc.errors import CompileError
+from transformer_rtc.ops import shipped
 from transformer_rtc.ops.general import GeneralKernel, general_program
 from transformer_rtc.ops.norm import general as norm_general
-from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.softmax import general as softmax_general
 from transformer_rtc.ops.softmax.config import BUCKETS, SoftmaxConfig
 from transformer_rtc.request import LaunchRule, Request, StaticKernel
@@ -51,8 +52,12 @@ class Kernel(NamedTuple):
 
 # ---- Calls whose kernels are compiled --------------------------------------------------------------------------------
 
-_OF_BYTES = {2: BFLOAT16, 4: FLOAT32}
-_TUNED = ARCHITECTURES[90]  # what the tables were tuned on
+_TUNED = ARCHITECTURES[90]  # what the rule was fitted to
+_COMMON_SIZES = (
+    *(256 << shift for shift in range(11)),
+    *(576, 640, 768, 1152, 1536, 2304, 2560, 2880, 3072, 3584, 3840, 4608, 5120, 5376, 6144, 7168, 9216, 10240, 12288),
+    *(13824, 14336, 18432, 20480, 25600, 28672, 30720, 49152, 57344, 73728, 98304, 139264, 196608),
+)
 
 
 def compiled_cases(architecture: int) -> Iterable[Case]:
@@ -74,33 +79,19 @@ def call(operator: str, hidden: int, dtype: DType, column: DType | None = None, 
     return Case(4, hidden, dtype, column, dtype, operator=operator)._replace(**given | others)
 
 
-def _lines(*names: str) -> Iterator[tuple[str, DType, int, Any]]:
-    """Yield the lines of tables: the norm, the type and length of the longest rows, and the line."""
-    for name in names:
-        for (norm, size), lines in getattr(norm_configurations, name).items():
-            yield from ((norm, _OF_BYTES[size], line.vectors * 16 // size, line) for line in lines)
+def _common_rows() -> Iterator[Case]:
+    """Yield calls with rows of powers of two, and of the widths of well-known models."""
+    for hidden, dtype, norm in itertools.product(_COMMON_SIZES, (BFLOAT16, FLOAT32), ("rms_norm", "layer_norm")):
+        yield call(norm, hidden, dtype, bias=None)
+        yield call(f"add_{norm}", hidden, dtype)
+        yield call(f"{norm}_backward", hidden, dtype)
 
 
-def _longest_rows() -> Iterator[Case]:
-    """Yield calls whose rows are as long as a line holds, or a vector shorter: another line has just that length."""
-    for norm, dtype, hidden, _ in _lines("_FORWARD"):
-        for columns in (hidden, hidden - 16 // dtype.bytes):
-            yield call(norm, columns, dtype, bias=None)
-    exact = list(_lines("_FORWARD_SIZES"))
-    alone = {row[:3] for row in exact if row[3].alone}
-    for norm, dtype, hidden, line in exact:
-        beside = (norm, dtype, hidden) in alone and not line.alone  # a line for rows with a residual
-        yield call(f"add_{norm}" if beside else norm, hidden, dtype)
-    for norm, dtype, hidden, _ in _lines("_BACKWARD", "_BACKWARD_SIZES"):
-        for columns in (hidden, hidden - 16 // dtype.bytes):
-            yield call(f"{norm}_backward", columns, dtype)
-
-
-def _scaled_rows() -> Iterator[tuple[Case, int]]:
-    """Yield calls with a scale for each row and columns of either type, and how many CTAs a row has."""
-    for case, ctas in scaled_rows():
+def _scaled_rows() -> Iterator[Case]:
+    """Yield calls with a scale for each row and columns of either type."""
+    for case in scaled_rows():
         for column in (case.x, FLOAT32):
-            yield case._replace(weight=column, bias=column if case.bias else None), ctas
+            yield case._replace(weight=column, bias=column if case.bias else None)
 
 
 def _once_spilled() -> Iterator[Case]:
@@ -155,11 +146,9 @@ def calls(architecture: int) -> Iterator[tuple[Case, DeviceLimits]]:
     limits = ARCHITECTURES[architecture]
     found = list(compiled_cases(architecture))
     if limits is _TUNED:
-        found += [*CASES, *_longest_rows(), *_once_spilled(), *(case for case, _ in _scaled_rows())]
+        found += [*CASES, *_common_rows(), *_once_spilled(), *_scaled_rows()]
     else:
-        found += [case for case, ctas in _scaled_rows() if ctas == 1 and case.weight is FLOAT32]
-        others = (line for line in _lines("_BACKWARD_SIZES") if line[-1].clusters is False)
-        found += [call(f"{norm}_backward", hidden, dtype) for norm, dtype, hidden, _ in others]
+        found += [case for case in _scaled_rows() if case.hidden <= 8192 and case.weight is FLOAT32]
     yield from ((case, limits) for case in found)
     yield from (edge for edge in _edges() if edge[1].architecture == architecture)
 
@@ -189,6 +178,12 @@ def softmax_requests() -> list[Request]:
         given |= {"out": out, "dy": (FLOAT32, FLOAT16, BFLOAT16)[number // 2 % 3] if given["dmask"] else dtype}
         found.append(Request(f"{name}_backward", given, columns, False, False, flags[number % 2]))
     return found
+
+
+def shipped_requests(architecture: int) -> list[Request]:
+    """Return a request of each case that has a configuration of its own."""
+    rows = shipped.rows_of(architecture).values()
+    return [manifest.parse(json.dumps(row["request"])).request for row in rows]
 
 
 def kernels_of(request: Request, limits: DeviceLimits) -> list[Kernel]:
@@ -222,7 +217,11 @@ def table(architecture: int) -> tuple[Kernel, ...]:
     for case, part in calls(architecture):
         for spec, rule in case.stages(part):
             found.setdefault(spec.symbol, Kernel(spec, rule, part))
-    # Not each on each: every other one on the architecture that the tables were tuned on.
+    for request in shipped_requests(architecture):
+        for unaligned in (False, True):
+            asked = request._replace(unaligned=unaligned)
+            found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}
+    # Not each on each: every other one on the architecture that the rule was fitted to.
     for number, request in enumerate(softmax_requests()[turn :: 2 if limits is _TUNED else len(ARCHITECTURES)]):
         asked = request._replace(unaligned=number % 3 == 0)
         found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}
@@ -325,7 +324,7 @@ def report(log: str, symbol: str) -> dict[str, int]:
     return found
 
 
-# Forward kernels of cases with nearly all options at once, and the bytes that they spill where the tables were tuned.
+# Forward kernels of cases with nearly all options at once, and the bytes that they spill where the rule was fitted.
 _SPILLED = {
     "add_rms_norm_forward_bf16_weight_f32_bias_f32_residual_f16_out_e5m2_amax_scale_inv_scale_heads_persistent_h64": 12,
     "add_layer_norm_forward_f16_bias_f32_residual_f32_out_e5m2_scale_h257": 8,
@@ -334,9 +333,9 @@ _SPILLED = {
 
 
 def most_spilled(kernel: Kernel, what: str) -> int:
-    """Return the bytes that a thread may spill: none forward on the architecture that the tables were tuned on.
+    """Return the bytes that a thread may spill: none forward on the architecture that the rule was fitted to.
 
-    A backward kernel's partial sums fill the registers, and other architectures get other code from the same tables.
+    A backward kernel's partial sums fill the registers, and other architectures get other code by the same rule.
     Nor have softmax's 1024 threads of 32 elements registers to spare, and of a thread's row of log_softmax ptxas spills
     16 bytes at 64 registers, unasked. What adds up gradients over rows has.
     """

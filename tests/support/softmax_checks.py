@@ -26,7 +26,7 @@ from transformer_rtc.ops.softmax.config import SoftmaxConfig
 from transformer_rtc.spec import BFLOAT16, FLOAT16, FLOAT32, DType
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
-TABLES = "as tables say"
+CHOSEN = "as chosen"
 DTYPE_OF = {dtype.name: dtype for dtype in FLOATS}
 NAMES = ("softmax", "log_softmax")
 # Shapes that are broadcast to (2, 3, 17, 40).
@@ -38,9 +38,9 @@ _CTAS = SoftmaxConfig(64, 1, 8, 2, 4, True)
 _CHUNKS_OF_CTAS = SoftmaxConfig(64, 1, 8, 1, 2, True, chunked=True)
 _STAGED_BY_CTAS = SoftmaxConfig(64, 1, 8, 1, 2, True, staged=True)
 # How a row is divided, and the architecture: 80 has no clusters, so that CTAs meet in a cooperative grid. None: as the
-# tables have it, in a thread where a row has up to 32 columns.
+# rule has it.
 WAYS: dict[str, tuple[SoftmaxConfig | None, int]] = {
-    TABLES: (None, 90),
+    CHOSEN: (None, 90),
     "general": (None, 90),
     "few threads": (SoftmaxConfig(2, 32, 8, 4), 90),
     "warp": (SoftmaxConfig(8, 16, 8, 2), 90),
@@ -86,7 +86,7 @@ def of_ways(ways: Sequence[str], columns: Sequence[int], share: float = 0.2) -> 
 
 
 def calls_of(
-    check: Any, *axes: Sequence[Any], ways: Sequence[str] = ("general", TABLES), first: int = 0, share: float = 0.25
+    check: Any, *axes: Sequence[Any], ways: Sequence[str] = ("general", CHOSEN), first: int = 0, share: float = 0.25
 ) -> list[Any]:
     """Return a check with ways to hold a row and values.
 

@@ -9,10 +9,9 @@ import pytest
 from cases import CASES, NORMS, Case, draw
 
 from transformer_rtc.declaration import MOST_COLUMNS, declaration_of
-from transformer_rtc.ops.norm import heuristics as norm_configurations
 from transformer_rtc.ops.norm.backward import FinishSpec
-from transformer_rtc.ops.norm.config import RESERVED_SHARED, BackwardRow, ForwardRow
-from transformer_rtc.ops.norm.heuristics import configure, configure_backward
+from transformer_rtc.ops.norm.config import RESERVED_SHARED, ForwardRow
+from transformer_rtc.ops.norm.heuristics import configure
 from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32
 
 TWO_TYPES = pytest.mark.parametrize("dtype", (BFLOAT16, FLOAT32), ids=lambda dtype: dtype.symbol)
@@ -107,28 +106,12 @@ def test_every_configuration_of_a_norm_fits_and_holds_the_row(architecture, rng)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("operator", ("add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add"))
 def test_what_two_odd_rows_put_together_fits_beside_each_other(architecture, operator):
-    # The longest that the tables leave in registers: y and the sum are put together in shared memory.
+    # The longest that are left in registers: y and the sum are put together in shared memory.
     limits = ARCHITECTURES[architecture]
     for hidden in (12289, 14543, 16027, 16383):
         for heads in (0, 3):
             case = Case(3, hidden, FLOAT32, FLOAT32, FLOAT32, operator=operator, residual=FLOAT32, heads=heads)
             assert_fits(case.specialise(limits)[1], limits)
-
-
-@pytest.mark.parametrize("suffix", ("FORWARD", "BACKWARD", "FORWARD_SIZES", "BACKWARD_SIZES", "ROW_SCALED_SIZES"))
-def test_tuning_rows_are_in_the_order_of_their_lengths(suffix):
-    # The first that is long enough is taken: one behind a longer one would never be.
-    for rows in getattr(norm_configurations, f"_{suffix}").values():
-        assert [row.vectors for row in rows] == sorted(row.vectors for row in rows)
-
-
-@TWO_TYPES
-def test_layer_norm_of_whole_vectors_fills_its_ctas(dtype, rng):
-    for vectors in rng.choice(norm_configurations._FITTED_VECTORS, 4000, replace=False):
-        least = 0.8 if vectors <= norm_configurations._MOST_VECTORS_OF_ONE else norm_configurations._LEAST_FILLED
-        hidden = int(vectors) * 16 // dtype.bytes
-        config = configure(ForwardRow("layer_norm", hidden, (dtype,), (dtype, dtype), dtype, dtype), ARCHITECTURES[90])
-        assert least <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
 
 
 @TWO_TYPES
@@ -140,30 +123,6 @@ def test_a_row_of_an_odd_number_of_columns_has_vectors_of_16_bytes_and_fills_its
         config = configure(ForwardRow(norm, hidden, (dtype,), columns, dtype, dtype), ARCHITECTURES[architecture])
         assert config.vector * dtype.bytes == 16, hidden
         assert 0.79 <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
-
-
-@TWO_TYPES
-@TWO_NORMS
-@pytest.mark.parametrize("architecture", (80, 89))
-def test_what_was_measured_as_clusters_gives_no_row_more_ctas_without_them(architecture, norm, dtype, monkeypatch):
-    full, table = 16 // dtype.bytes, (norm, dtype.bytes)
-    sizes, lines = norm_configurations._BACKWARD_SIZES, norm_configurations._BACKWARD
-    exact = {line.vectors * full for line in sizes[table]}
-
-    def configs():
-        return {
-            hidden: configure_backward(BackwardRow(norm, hidden, (dtype,) * 3, dtype), ARCHITECTURES[architecture])
-            for hidden in exact.union(range(full, 132_000 // dtype.bytes, 31 * full))
-        }
-
-    with_them = configs()
-    monkeypatch.setitem(lines, table, tuple(line for line in lines[table] if not line.clusters))
-    monkeypatch.setitem(sizes, table, ())
-    without = configs()
-    assert with_them != without and len(with_them) > 100
-    for hidden, config in with_them.items():
-        assert config.ctas_per_row <= without[hidden].ctas_per_row
-        assert hidden in exact or config == without[hidden], hidden
 
 
 def test_the_general_kernels_partial_sums_take_no_more_memory_than_rows_in_float32():

@@ -15,8 +15,8 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
     if path.name != "build_static.py"  # a program of the build
 }
-# Tables of configurations, until a rule replaces them, and functions that are written by a program.
-LONG = {"ops/norm/heuristics.py", "ops/norm/api.py"}
+# Functions that are written by a program.
+LONG = {"ops/norm/api.py"}
 MOST_LINES = 500
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..spec import DeviceLimits
+from ..spec import SYSTEM_SHARED_MEMORY, DeviceLimits
 
-__all__ = ["RowDivision", "has_clusters", "most_ctas", "power_of_two"]
+__all__ = ["RowDivision", "cost_of_few_rows", "has_clusters", "most_ctas", "power_of_two", "resident_ctas"]
+
+# Of a multiprocessor: registers, which threads get by eights; and threads and CTAs, of these architectures and of the
+# others (CUDA C++ Programming Guide, "Technical specifications per compute capability").
+_REGISTERS, _REGISTER_UNIT = 65536, 8
+_LARGE, _OF_LARGE, _OF_OTHERS = (80, 90, 100), (2048, 32), (1536, 16)
+# What a call of few rows takes longer: for each vector of a thread, and each doubling of a CTA's threads and of the
+# CTAs that share a row (an H200, 16 rows: a regression over 20,000 configurations of the norms). Where these meet in
+# global memory, which was not measured, so much more that a row has as few as hold it. A configuration is chosen for
+# many rows, of whose time so small a part is counted.
+_OF_STEP, _OF_THREADS, _OF_CTAS, _OF_GRID_CTAS, _COUNTED = 0.045, 0.055, 0.03, 10.0, 0.15
 
 _Division = TypeVar("_Division", bound="RowDivision")
 
@@ -26,6 +37,21 @@ def has_clusters(limits: DeviceLimits) -> bool:
 def most_ctas(limits: DeviceLimits) -> int:
     """Return how many CTAs may share a row."""
     return min(limits.max_ctas_per_row, limits.max_cluster_size) if has_clusters(limits) else limits.max_ctas_per_row
+
+
+def resident_ctas(threads: int, registers: float, shared_bytes: int, limits: DeviceLimits) -> int:
+    """Return about how many CTAs a multiprocessor has at a time, at least one."""
+    of_thread = _REGISTER_UNIT * math.ceil(registers / _REGISTER_UNIT)
+    threads_of_all, ctas_of_all = _OF_LARGE if limits.architecture in _LARGE else _OF_OTHERS
+    by_shared = limits.shared_memory_of_multiprocessor // (shared_bytes + SYSTEM_SHARED_MEMORY)
+    return max(1, min(threads_of_all // threads, _REGISTERS // (threads * of_thread), by_shared, ctas_of_all))
+
+
+def cost_of_few_rows(config: RowDivision) -> float:
+    """Return what few rows add to the cost of a configuration."""
+    threads, ctas = math.log2(config.threads), math.log2(config.ctas_per_row)
+    of_ctas = _OF_GRID_CTAS if config.exchange == "grid" else _OF_CTAS
+    return _COUNTED * (_OF_STEP * config.steps + _OF_THREADS * threads + of_ctas * ctas)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,17 @@ from ...spec import DeviceLimits
 from ..division import has_clusters, most_ctas, power_of_two
 from .config import BackwardRow, ForwardRow, NormConfig, RowVectors
 
-__all__ = ["backward_candidates", "forward_candidates"]
+__all__ = ["backward_candidates", "backward_divisions", "forward_candidates", "plain_candidates"]
 
 _MOST_THREADS = 1024
 # Of its threads' vectors, those that a row has; and of a short one.
 _LEAST_FILLED, _LEAST_FILLED_SHORT, _SHORT = 0.75, 0.5, 256
-# Elements of a thread: rows in registers, and backward, need registers for each; backward for three floats.
-_MOST_IN_REGISTERS = 32
+# Elements of a thread: rows in registers, and backward, need registers for each, many threads for those of all arrays;
+# backward for three floats.
+_MOST_IN_REGISTERS, _FEW_THREADS = 32, 512
 _MOST_OF_CTA_BACKWARD = 16384
+_MOST_OF_CTA_ROW_SCALED = 32768
+_MOST_BYTES_IN_PAIRS = 128  # of a thread, of all arrays
 # Vectors of a thread, of 16 bytes, and slots of a ring.
 _MOST_STEPS, _MOST_STAGES = 8, 5
 # Threads of a CTA that holds several rows.
@@ -58,41 +61,58 @@ def _bulk(config: NormConfig, vectors: RowVectors, limits: DeviceLimits) -> tupl
     return (False, True) if can else (False,)
 
 
+def plain_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
+    """Yield the configurations of a forward kernel whose CTAs do not take rows in turn."""
+    for division in _divisions(RowVectors(row.hidden, row.rows, row.output), limits):
+        found = list[NormConfig]()
+        elements = division.steps * division.vector
+        of_few = elements if division.threads <= _FEW_THREADS else elements * len(row.rows)
+        if of_few <= _MOST_IN_REGISTERS:
+            found += _rows_of_cta(division, 32)
+        of_thread = elements * max(dtype.bytes for dtype in (*row.rows, row.output))
+        keeps_y = row.row_scaled and division.chunk > _MOST_OF_CTA_ROW_SCALED
+        if division.threads >= 32 and not keeps_y:
+            found.append(division.replace(in_shared=True))
+            if row.may_take_turns and of_thread * len(row.rows) <= _MOST_BYTES_IN_PAIRS:
+                found.append(division.replace(in_shared=True, together=2))
+        yield from (config for config in found if row.fits(config, limits))
+
+
 def forward_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
     """Yield the configurations that a forward kernel may have."""
+    yield from plain_candidates(row, limits)
+    if not row.may_take_turns:
+        return
     vectors = RowVectors(row.hidden, row.rows, row.output)
     for division in _divisions(vectors, limits):
-        found = list[NormConfig]()
-        if division.steps * division.vector <= _MOST_IN_REGISTERS:
-            found += _rows_of_cta(division, 32)
-        if division.threads >= 32:
-            found.append(division.replace(in_shared=True))
-            if row.may_take_turns:
-                found.append(division.replace(in_shared=True, together=2))
-        if row.may_take_turns:
-            for several in _rows_of_cta(division, _LEAST_OF_RING):
-                for bulk in _bulk(several, vectors, limits):
-                    found += (
-                        several.replace(in_shared=True, stages=stages, bulk=bulk)
-                        for stages in range(2, _MOST_STAGES + 1)
-                    )
-        yield from (config for config in found if row.fits(config, limits))
+        for several in _rows_of_cta(division, _LEAST_OF_RING):
+            for bulk in _bulk(several, vectors, limits):
+                for stages in range(2, _MOST_STAGES + 1):
+                    config = several.replace(in_shared=True, stages=stages, bulk=bulk)
+                    if row.fits(config, limits):
+                        yield config
+
+
+def backward_divisions(row: BackwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
+    """Yield how a backward kernel's rows may be divided that fit on the chip, with one slot for them."""
+    for division in _divisions(RowVectors(row.hidden, row.rows, row.output), limits):
+        elements = division.steps * division.vector
+        if elements > _MOST_IN_REGISTERS:
+            continue
+        for several in _rows_of_cta(division, _LEAST_OF_RING):
+            config = several.replace(in_shared=True, stages=1)
+            if config.threads * elements <= _MOST_OF_CTA_BACKWARD and row.fits(config, limits):
+                yield config
 
 
 def backward_candidates(row: BackwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
     """Yield the configurations that a backward kernel may have whose rows fit on the chip."""
     vectors = RowVectors(row.hidden, row.rows, row.output)
-    for division in _divisions(vectors, limits):
-        elements = division.steps * division.vector
-        if elements > _MOST_IN_REGISTERS:
-            continue
+    for division in backward_divisions(row, limits):
         can_load_ahead = row.statistics and division.threads_per_row >= _LANES_FOR_STATISTICS
-        for several in _rows_of_cta(division, _LEAST_OF_RING):
-            if several.threads * elements > _MOST_OF_CTA_BACKWARD:
-                continue
-            for bulk in _bulk(several, vectors, limits):
-                for ahead in (False, True) if can_load_ahead else (False,):
-                    for stages in range(1, _MOST_STAGES + 1):
-                        config = several.replace(in_shared=True, stages=stages, bulk=bulk, statistics_ahead=ahead)
-                        if row.fits(config, limits):
-                            yield config
+        for bulk in _bulk(division, vectors, limits):
+            for ahead in (False, True) if can_load_ahead else (False,):
+                for stages in range(1, _MOST_STAGES + 1):
+                    config = division.replace(stages=stages, bulk=bulk, statistics_ahead=ahead)
+                    if row.fits(config, limits):
+                        yield config

@@ -9,8 +9,9 @@ from ...request import LaunchRule, Request, StaticKernel
 from ...spec import FLOAT8_E4M3, FLOAT8_E5M2, INT8, DeviceLimits, KernelSpec
 from . import general
 from .backward import BackwardSpec, FinishSpec, finish_columns, finish_rule
+from .candidates import backward_candidates, forward_candidates
 from .config import BackwardRow, ForwardRow, NormConfig
-from .heuristics import configure, configure_backward, configure_wide_backward
+from .heuristics import configure, configure_backward, configure_wide_backward, expected_cost, forward_cost
 from .kernels import ForwardSpec
 
 __all__ = ["OPERATORS", "NormFamily", "NormOperator", "backward_spec", "forward_spec"]
@@ -86,17 +87,16 @@ class NormFamily:
         return backward_row(request).case if OPERATORS[request.operator].backward else forward_row(request).case
 
     def configurations(self, request: Request, limits: DeviceLimits) -> tuple[NormConfig, ...]:
-        from .candidates import backward_candidates, forward_candidates  # most processes need none
-
         self.check(request)
         if not OPERATORS[request.operator].backward:
             forward = forward_row(request)
-            return tuple(dict.fromkeys((configure(forward, limits), *forward_candidates(forward, limits))))
+            of_all = sorted(forward_candidates(forward, limits), key=lambda one: forward_cost(one, forward, limits))
+            return tuple(dict.fromkeys((configure(forward, limits), *of_all)))
         row, found = backward_row(request), _configure_backward(request, limits)
         others = backward_candidates(row, limits) if found.stages else ()
         if request.per_head:
             others = (config for config in others if config.exchange != "grid")
-        return tuple(dict.fromkeys((found, *others)))
+        return tuple(dict.fromkeys((found, *sorted(others, key=lambda one: expected_cost(one, row, limits)))))
 
     def specialise(
         self, request: Request, limits: DeviceLimits, config: NormConfig | None = None

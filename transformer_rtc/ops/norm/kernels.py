@@ -234,7 +234,7 @@ class ForwardSpec(RowSpec):
             if config.in_shared:
                 return 96 if config.chunk * config.ctas_per_row == self.hidden else 112
             if config.vector >= 4 and config.steps * config.vector >= 32:
-                return 80
+                return 88 if self.norm == "layer_norm" else 80
         staged = self.output.bytes != self._replaced.bytes
         pairs = config.together > 1
         # RMSNorm with a bias is divided as LayerNorm is; of it, pairs of rows alone spill.
@@ -243,10 +243,14 @@ class ForwardSpec(RowSpec):
             # The compiler takes 32 for some, for pairs of rows 48, and spills; or 96 of the 112 that it may have, and
             # spills.
             if not pairs:
-                return 64
-            return (96 if self.input.bytes == 2 else 80) if self.output.bytes == 1 else 72
+                return 64 if len(self.stores) < 2 else 72
+            if self.input.bytes == 4:
+                return 96 if config.chunk * config.ctas_per_row == self.hidden and config.threads <= 256 else 104
+            return 96 if self.output.bytes == 1 else 72
+        if staged and tight and not config.in_shared and 16 < config.steps * config.vector <= 32:
+            return 96  # likewise
         if pairs and config.chunk * config.ctas_per_row != self.hidden:
-            return 56  # likewise
+            return 56 if config.steps * config.vector <= 32 else 96  # likewise
         if self._spills:
             return 48  # likewise
         if not (config.stages or self._columns_ahead or pairs) and self.chunks == 1:

@@ -13,9 +13,11 @@ __all__ = ["candidates"]
 
 _MOST_THREADS = 1024
 _LEAST_FILLED = 0.5  # of its threads' vectors, those that the longest row of a bucket has
-# Vectors of a thread that holds them, and how many elements it holds at most.
+# Vectors of a thread that holds them, of how many elements at most, and of each array backward: more would spill.
 _STEPS = (2, 4, 8)
-_MOST_IN_REGISTERS = 64
+_MOST_IN_REGISTERS = 32
+_MOST_STEPS_BACKWARD = 4
+_MOST_OF_CTA = 16384  # elements: many threads have few registers each
 _STAGED_WARPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 _LEAST_STAGED = 2  # vectors of a thread, else it had better hold them
 # Threads of a CTA that holds several rows.
@@ -37,6 +39,10 @@ def candidates(row: SoftmaxRow, limits: DeviceLimits) -> Iterator[SoftmaxConfig]
         for steps in _STEPS:
             needed = math.ceil(share / steps)
             threads = power_of_two(needed) if needed < 32 else 32 * math.ceil(needed / 32)
+            if steps > _MOST_STEPS_BACKWARD and row.backward:
+                continue
+            if power_of_two(threads) * steps * row.vector > _MOST_OF_CTA:
+                continue
             if steps * row.vector > _MOST_IN_REGISTERS or threads > _MOST_THREADS or (ctas > 1 and threads < 64):
                 continue
             if share < _LEAST_FILLED * threads * steps:

@@ -20,6 +20,7 @@ BUCKETS = (
     *(quarters << shift for shift in range(7, 27) for quarters in (5, 6, 7, 8)),
     MOST_COLUMNS,
 )
+_MOST_CTAS = 16  # of a multiprocessor of compute capability 8.6, which has fewest; ptxas warns of more
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class SoftmaxConfig(RowDivision):
         Staged rows need few registers, and so do those of fewer than 128 threads, but where `bounds_short`.
         """
         needs_few = self.staged or (self.threads_per_row < 128 and not bounds_short)
-        return f"{self.threads}" if needs_few else f"{self.threads}, {max(1, resident // self.threads)}"
+        ctas = min(max(1, resident // self.threads), _MOST_CTAS)
+        return f"{self.threads}" if needs_few else f"{self.threads}, {ctas}"
 
     @property
     def symbol(self) -> str:

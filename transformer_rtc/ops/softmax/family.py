@@ -9,11 +9,12 @@ from ...errors import ArgumentError
 from ...request import LaunchRule, Request, StaticKernel
 from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8, DeviceLimits, KernelSpec
 from . import general
+from .candidates import candidates
 from .config import SoftmaxConfig, SoftmaxRow
-from .heuristics import configure
+from .heuristics import configure, cost
 from .kernels import MaskGradientSpec, SinkGradientSpec, SoftmaxBackwardSpec, SoftmaxForwardSpec
 
-__all__ = ["OPERATORS", "SoftmaxFamily", "SoftmaxOperator"]
+__all__ = ["OPERATORS", "SoftmaxFamily", "SoftmaxOperator", "row_of"]
 
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 
@@ -67,21 +68,20 @@ class SoftmaxFamily:
             raise ArgumentError(f"{request.operator}: mask_keeps needs a mask of bool or uint8; {given}")
 
     def case(self, request: Request) -> tuple[object, ...]:
-        return _row(request).case
+        return row_of(request).case
 
     def configurations(self, request: Request, limits: DeviceLimits) -> tuple[SoftmaxConfig, ...]:
-        from .candidates import candidates  # most processes need none
-
         self.check(request)
-        row = _row(request)
+        row = row_of(request)
         found = configure(row, limits)
-        return tuple(dict.fromkeys((found, *(() if found.chunked else candidates(row, limits)))))
+        others = () if found.chunked else candidates(row, limits)
+        return tuple(dict.fromkeys((found, *sorted(others, key=lambda config: cost(config, row, limits)))))
 
     def specialise(
         self, request: Request, limits: DeviceLimits, config: SoftmaxConfig | None = None
     ) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         self.check(request)
-        row = _row(request)
+        row = row_of(request)
         config = config or configure(row, limits)
         spec = _spec(request, config)
         rule = spec.launch_rule._replace(
@@ -101,7 +101,7 @@ class SoftmaxFamily:
         return general.program()
 
 
-def _row(request: Request) -> SoftmaxRow:
+def row_of(request: Request) -> SoftmaxRow:
     """Return what a kernel's configuration depends on."""
     dtypes = request.dtypes
     causal = "causal" in request.flags
