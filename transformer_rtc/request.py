@@ -165,7 +165,9 @@ class Family(Protocol):
         ...
 
     def configurations(self, request: Request, limits: DeviceLimits) -> tuple[Any, ...]:
-        """Return the configurations, frozen dataclasses, that a request's first kernel may have: the default one first.
+        """Return the configurations, frozen dataclasses, that a request's first kernel may have.
+
+        The default one is the first; the others follow in the order of what they are expected to cost.
 
         Raises
         ------

@@ -23,7 +23,7 @@ from .select import using
 from .spec import DeviceLimits, Target
 from .tuning import Tuning, TuningRow, values_of
 
-__all__ = ["Bench", "TuneRecord", "document", "fastest", "sentence", "tune"]
+__all__ = ["MOST_OF_FEW", "Bench", "TuneRecord", "document", "fastest", "sentence", "tune"]
 
 
 class _Round(NamedTuple):
@@ -47,10 +47,13 @@ class _Round(NamedTuple):
 
 _ROUNDS = (_Round(3, 1, 24, 1.10), _Round(7, 1, 6, 1.03))
 _LAST_CALLS, _LAST_PLACEMENTS = 11, 4
+# Of up to 600 that fit, those that the rule finds cheapest. In 221 requests of norms on an H200, the fastest of these
+# had 0.994 (forward) and 0.996 (backward) of the speed of the fastest of all on average, and 0.961 at least.
+_MOST_CONFIGURATIONS = 64
 # A row is written where it gains so much, and more than twice the spread of the gain.
 _LEAST_GAIN = 0.02
 # A call with few rows may take so many times what it takes by the default configuration.
-_FEW_ROWS, _FEW_REPETITIONS, _MOST_OF_FEW = 16, 25, 1.10
+_FEW_ROWS, _FEW_REPETITIONS, MOST_OF_FEW = 16, 25, 1.10
 
 
 class Bench(Protocol):
@@ -138,7 +141,7 @@ def fastest(bench: Bench) -> tuple[Any, float, float]:
         left = list(dict.fromkeys((default, *kept)))
     found = gains(_LAST_CALLS, _LAST_PLACEMENTS)
     few = bench.times(left, _FEW_REPETITIONS, _FEW_ROWS)
-    most = _MOST_OF_FEW * statistics.median(few[default])
+    most = MOST_OF_FEW * statistics.median(few[default])
     for config in sorted(left, key=lambda config: -statistics.median(found[config])):
         gain, spread = statistics.median(found[config]), (max(found[config]) - min(found[config])) / 2
         enough = gain >= max(_LEAST_GAIN, 2 * spread) and statistics.median(few[config]) <= most
@@ -150,7 +153,7 @@ def fastest(bench: Bench) -> tuple[Any, float, float]:
 def _gpu_bench(request: Request, device: int) -> Bench:
     from .tuner_bench import GpuBench  # needs the driver's bindings
 
-    return GpuBench(request, device)
+    return GpuBench(request, device, most=_MOST_CONFIGURATIONS)
 
 
 def tune(

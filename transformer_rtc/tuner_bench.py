@@ -248,6 +248,8 @@ class GpuBench:
         The GPU's ordinal.
     most_bytes : int
         About what the largest array has; less on a GPU with little memory.
+    most : int, optional
+        How many configurations to compile at most: those that the family finds cheapest.
 
     Attributes
     ----------
@@ -260,14 +262,14 @@ class GpuBench:
         If the default configuration cannot be compiled or launched.
     """
 
-    def __init__(self, request: Request, device: int, most_bytes: int = 256 << 20) -> None:
+    def __init__(self, request: Request, device: int, most_bytes: int = 256 << 20, most: int | None = None) -> None:
         self._request, self._device = request, device
         few = [value for value in arguments_of(request, 1) if isinstance(value, ArrayOf)]
         one_row = max(value.bytes for value in few) // math.prod(few[0].shape[:-1])
         most_bytes = min(most_bytes, _native.device_memory(device) // _MEMORY_OF_ARRAYS)
         self._rows = max(1, most_bytes // max(1, one_row))
         declaration, self._limits = declaration_of(request.operator), Gpu(device).limits
-        default, *others = declaration.family.configurations(request, self._limits)
+        default, *others = declaration.family.configurations(request, self._limits)[:most]
         self._kernels = KernelManager(DiskCache(None), most_kernels=8 * (1 + len(others)))
 
         def compiled(config: Any) -> Any:
