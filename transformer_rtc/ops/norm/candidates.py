@@ -14,12 +14,15 @@ __all__ = ["backward_candidates", "backward_divisions", "forward_candidates", "p
 _MOST_THREADS = 1024
 # Of its threads' vectors, those that a row has; and of a short one.
 _LEAST_FILLED, _LEAST_FILLED_SHORT, _SHORT = 0.75, 0.5, 256
-# Elements of a thread: rows in registers, and backward, need registers for each, many threads for those of all arrays;
-# backward for three floats.
-_MOST_IN_REGISTERS, _FEW_THREADS = 32, 512
+# Elements of a row that a thread may have in registers: of each array, and of all arrays together in CTAs of more
+# threads than that, which have 64 registers or less. Backward needs registers for three floats of each element: a CTA
+# has so many elements.
+_MOST_IN_REGISTERS, _MOST_THREADS_OF_EACH = 32, 512
 _MOST_OF_CTA_BACKWARD = 16384
+# Elements of a CTA whose row is in shared memory and has a scale: until that is known, threads keep y in registers.
 _MOST_OF_CTA_ROW_SCALED = 32768
-_MOST_BYTES_IN_PAIRS = 128  # of a thread, of all arrays
+# Bytes of a thread, of all arrays, where two rows are worked on together: more would spill.
+_MOST_BYTES_IN_PAIRS = 128
 # Vectors of a thread, of 16 bytes, and slots of a ring.
 _MOST_STEPS, _MOST_STAGES = 8, 5
 # Threads of a CTA that holds several rows.
@@ -66,14 +69,14 @@ def plain_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormConf
     for division in _divisions(RowVectors(row.hidden, row.rows, row.output), limits):
         found = list[NormConfig]()
         elements = division.steps * division.vector
-        of_few = elements if division.threads <= _FEW_THREADS else elements * len(row.rows)
-        if of_few <= _MOST_IN_REGISTERS:
+        arrays = 1 if division.threads <= _MOST_THREADS_OF_EACH else len(row.rows)
+        if elements * arrays <= _MOST_IN_REGISTERS:
             found += _rows_of_cta(division, 32)
-        of_thread = elements * max(dtype.bytes for dtype in (*row.rows, row.output))
-        keeps_y = row.row_scaled and division.chunk > _MOST_OF_CTA_ROW_SCALED
-        if division.threads >= 32 and not keeps_y:
+        of_thread = elements * max(dtype.bytes for dtype in (*row.rows, row.output)) * len(row.rows)
+        is_too_long = row.row_scaled and division.chunk > _MOST_OF_CTA_ROW_SCALED
+        if division.threads >= 32 and not is_too_long:
             found.append(division.replace(in_shared=True))
-            if row.may_take_turns and of_thread * len(row.rows) <= _MOST_BYTES_IN_PAIRS:
+            if row.may_take_turns and of_thread <= _MOST_BYTES_IN_PAIRS:
                 found.append(division.replace(in_shared=True, together=2))
         yield from (config for config in found if row.fits(config, limits))
 
