@@ -1,7 +1,7 @@
 """How fast every configuration that a request may have is, on this GPU: what the default one and a tuner's choice lose.
 
-Each configuration is timed at two placements of the arrays, the fastest ones and the default one again at others, in
-an order at random, with the L2 flushed before every call. Ratios are of the fastest one's median time.
+Each configuration is timed at two placements of the arrays, the fastest ones, the default one and the rule's again at
+others, in an order at random, with the L2 flushed before every call. Ratios are of the fastest one's median time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+from configuration_times import Times
 from tqdm import tqdm
 
 from transformer_rtc import ArgumentError
@@ -53,7 +54,8 @@ def measure(request: Request) -> dict[str, Any]:
 
     time_at(*FIRST, list(bench.configs), "first_us")
     by_speed = sorted(found, key=lambda config: median(found[config]["first_us"]))
-    best = list(dict.fromkeys((bench.configs[0], *by_speed[:KEPT])))
+    by_rule = Times("", request, {}, {}).by_rule(Gpu(0).limits)
+    best = list(dict.fromkeys((bench.configs[0], *({by_rule} & found.keys()), *by_speed[:KEPT])))
     time_at(*AGAIN, best, "again_us")
     for rows in FEW_ROWS:
         for config, times in bench.times(best, FEW_CALLS, rows).items():
