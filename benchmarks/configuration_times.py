@@ -72,7 +72,7 @@ class Times(NamedTuple):
 
 
 def read(path: str) -> Iterator[Times]:
-    """Yield the requests of a run that took part with two configurations or more."""
+    """Yield the times of each request of which a run timed two configurations or more."""
     text = gzip.decompress(Path(path).read_bytes()) if path.endswith(".gz") else Path(path).read_bytes()
     for measured in json.loads(text)["requests"]:
         asked = parse(json.dumps(measured["request"]))

@@ -115,6 +115,14 @@ def test_what_two_odd_rows_put_together_fits_beside_each_other(architecture, ope
 
 
 @TWO_TYPES
+def test_layer_norm_of_whole_vectors_fills_its_ctas(dtype, rng):
+    for vectors in rng.integers(256, 16384, 600):
+        hidden = int(vectors) * 16 // dtype.bytes
+        config = configure(ForwardRow("layer_norm", hidden, (dtype,), (dtype, dtype), dtype, dtype), ARCHITECTURES[90])
+        assert 0.8 <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
+
+
+@TWO_TYPES
 @TWO_NORMS
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_row_of_an_odd_number_of_columns_has_vectors_of_16_bytes_and_fills_its_ctas(architecture, norm, dtype):

@@ -17,7 +17,7 @@ from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 LONGEST = 4 << 20
-MOST_KERNELS = 21
+MOST_KERNELS = 12
 OF_EACH = [size for size in BUCKETS if size <= LONGEST]
 # Beside whole devices those, or parts, with smaller clusters or none, or that hold fewer CTAs of a row.
 DEVICES = [

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..spec import SYSTEM_SHARED_MEMORY, DeviceLimits
 
-__all__ = ["RowDivision", "cost_of_few_rows", "has_clusters", "most_ctas", "power_of_two", "resident_ctas"]
+__all__ = [
+    "RowDivision",
+    "cost_of",
+    "cost_of_few_rows",
+    "has_clusters",
+    "most_ctas",
+    "numbers_of_ctas",
+    "power_of_two",
+    "resident_ctas",
+    "threads_for",
+]
 
 # Of a multiprocessor: registers, which threads get by eights; and threads and CTAs, of these architectures and of the
 # others (CUDA C++ Programming Guide, "Technical specifications per compute capability").
@@ -45,6 +56,22 @@ def resident_ctas(threads: int, registers: float, shared_bytes: int, limits: Dev
     threads_of_all, ctas_of_all = _OF_LARGE if limits.architecture in _LARGE else _OF_OTHERS
     by_shared = limits.shared_memory_of_multiprocessor // (shared_bytes + SYSTEM_SHARED_MEMORY)
     return max(1, min(threads_of_all // threads, _REGISTERS // (threads * of_thread), by_shared, ctas_of_all))
+
+
+def threads_for(vectors: int, steps: int) -> int:
+    """Return the fewest threads for so many vectors, `steps` of each: a power of two, or whole warps."""
+    needed = math.ceil(vectors / steps)
+    return power_of_two(needed) if needed < 32 else 32 * math.ceil(needed / 32)
+
+
+def numbers_of_ctas(limits: DeviceLimits) -> list[int]:
+    """Return how many CTAs may share a row: the powers of two up to `most_ctas`."""
+    return [1 << shift for shift in range(most_ctas(limits).bit_length())]
+
+
+def cost_of(terms: Mapping[str, float], weights: Mapping[str, float], config: RowDivision) -> float:
+    """Return a configuration's cost: its terms by their weights, and what few rows add."""
+    return sum(weights[name] * value for name, value in terms.items()) + cost_of_few_rows(config)
 
 
 def cost_of_few_rows(config: RowDivision) -> float:

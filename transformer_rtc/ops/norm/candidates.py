@@ -6,18 +6,18 @@ import math
 from collections.abc import Iterator
 
 from ...spec import DeviceLimits
-from ..division import has_clusters, most_ctas, power_of_two
+from ..division import has_clusters, numbers_of_ctas, threads_for
 from .config import BackwardRow, ForwardRow, NormConfig, RowVectors
 
 __all__ = ["backward_candidates", "backward_divisions", "forward_candidates", "plain_candidates"]
 
 _MOST_THREADS = 1024
 # Of its threads' vectors, those that a row has; and of a short one.
-_LEAST_FILLED, _LEAST_FILLED_SHORT, _SHORT = 0.75, 0.5, 256
+_LEAST_FILLED, _LEAST_FILLED_SHORT, _SHORT = 0.8, 0.5, 256
 # Elements of a row that a thread may have in registers: of each array, and of all arrays together in CTAs of more
-# threads than that, which have 64 registers or less. Backward needs registers for three floats of each element: a CTA
-# has so many elements.
+# threads than that, which have 64 registers or less.
 _MOST_IN_REGISTERS, _MOST_THREADS_OF_EACH = 32, 512
+# Elements of a CTA, backward: each needs registers for three floats.
 _MOST_OF_CTA_BACKWARD = 16384
 # Elements of a CTA whose row is in shared memory and has a scale: until that is known, threads keep y in registers.
 _MOST_OF_CTA_ROW_SCALED = 32768
@@ -36,10 +36,9 @@ def _divisions(vectors: RowVectors, limits: DeviceLimits) -> Iterator[NormConfig
     of_row = math.ceil(vectors.hidden / vectors.vector)
     clusters = has_clusters(limits)
     least = _LEAST_FILLED if of_row >= _SHORT else _LEAST_FILLED_SHORT
-    for ctas in (1 << shift for shift in range(most_ctas(limits).bit_length())):
+    for ctas in numbers_of_ctas(limits):
         for steps in range(1, _MOST_STEPS * vectors.full // vectors.vector + 1):
-            needed = math.ceil(of_row / (ctas * steps))
-            threads = power_of_two(needed) if needed < 32 else 32 * math.ceil(needed / 32)
+            threads = threads_for(of_row, ctas * steps)
             if ctas > 1:
                 threads = max(threads, _LEAST_OF_RING)
             enough = of_row >= least * ctas * threads * steps or (ctas == 1 and steps == 1)

@@ -7,11 +7,11 @@ configurations slow, or fast where a weight is negative. `benchmarks/fit_rule.py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 
 from ...spec import DeviceLimits
-from ..division import cost_of_few_rows, has_clusters, most_ctas, power_of_two, resident_ctas
+from ..division import cost_of, has_clusters, most_ctas, numbers_of_ctas, resident_ctas, threads_for
 from ..shipped import shipped
 from .candidates import backward_divisions, plain_candidates
 from .config import RESERVED_SHARED, BackwardRow, ForwardRow, NormConfig, RowVectors, Slot
@@ -74,13 +74,9 @@ _MOST_BACKWARD_REGISTERS = 168
 # that are loaded ahead were faster in some cases, and slower in as many.
 _SLOTS = {True: 3, False: 2}
 _SLOTS_OF_GRID = (3, 2)
-_OF_ANOTHER_RING = 0.03
+_OF_ANOTHER_RING = 0.03  # of a cost: about what another ring gains or loses
 _MOST_PADDED_IN_REGISTERS = 1024  # vectors of 16 bytes
 _STEPS_OF_CHUNK = 4  # vectors of a thread, where a row is read again in chunks
-
-
-def _cost(terms: Mapping[str, float], weights: Mapping[str, float], config: NormConfig) -> float:
-    return sum(weights[name] * value for name, value in terms.items()) + cost_of_few_rows(config)
 
 
 def _unfilled(config: NormConfig, hidden: int) -> float:
@@ -144,12 +140,12 @@ def backward_terms(config: NormConfig, row: BackwardRow, limits: DeviceLimits) -
 
 def forward_cost(config: NormConfig, row: ForwardRow, limits: DeviceLimits) -> float:
     """Return a forward kernel's cost."""
-    return _cost(forward_terms(config, row, limits), FORWARD_WEIGHTS, config)
+    return cost_of(forward_terms(config, row, limits), FORWARD_WEIGHTS, config)
 
 
 def backward_cost(config: NormConfig, row: BackwardRow, limits: DeviceLimits) -> float:
     """Return a backward kernel's cost."""
-    return _cost(backward_terms(config, row, limits), BACKWARD_WEIGHTS, config)
+    return cost_of(backward_terms(config, row, limits), BACKWARD_WEIGHTS, config)
 
 
 @lru_cache(maxsize=1024)
@@ -201,12 +197,11 @@ def _padded(vectors: RowVectors, limits: DeviceLimits) -> Iterator[NormConfig]:
 
     Nothing was measured for them, as no model has such rows.
     """
-    for ctas in (1 << shift for shift in range(most_ctas(limits).bit_length())):
+    for ctas in numbers_of_ctas(limits):
         share = math.ceil(vectors.vectors / ctas)
         in_shared = ctas > 1 or share > _MOST_PADDED_IN_REGISTERS
         steps = 4 if in_shared else min(2, math.ceil(share / 32))
-        needed = math.ceil(share / steps)
-        threads = power_of_two(needed) if needed < 32 else 32 * math.ceil(needed / 32)
+        threads = threads_for(share, steps)
         if threads <= (512 if ctas > 1 else 1024):
             rows = 1 if in_shared else max(1, 128 // threads)
             clusters = has_clusters(limits) and ctas > 1
@@ -218,7 +213,7 @@ def _chunked(vectors: RowVectors, row: ForwardRow, limits: DeviceLimits) -> Norm
     ctas = most_ctas(limits)
     share = math.ceil(vectors.vectors / ctas)
     chunks = math.ceil(share / (1024 * _STEPS_OF_CHUNK))
-    threads = 32 * math.ceil(share / (32 * _STEPS_OF_CHUNK * chunks))
+    threads = threads_for(math.ceil(share / chunks), _STEPS_OF_CHUNK)
     steps = _STEPS_OF_CHUNK * vectors.full // vectors.vector
     # Four vectors of sums of floats that become 8 bits would spill.
     if len(row.rows) > 1 and (row.sum or row.held).bytes == 4 and row.output.bytes == 1:
@@ -263,9 +258,9 @@ def with_slots(division: NormConfig, row: BackwardRow, limits: DeviceLimits) -> 
 
 
 def expected_cost(config: NormConfig, row: BackwardRow, limits: DeviceLimits) -> float:
-    """Return a backward kernel's cost, and something more for each thing in which the rule would have it otherwise.
+    """Return a backward kernel's cost, and more for each choice of its ring that is not the rule's.
 
-    So that who measures the cheapest ones has few rings of many divisions rather than many of few.
+    A tuner measures the cheapest configurations: so it has few rings of many divisions, rather than many rings of few.
     """
     ring = with_slots(config.replace(stages=1), row, limits)
     others = (config.stages != ring.stages) + config.bulk + config.statistics_ahead

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 from ...spec import DeviceLimits
-from ..division import has_clusters, most_ctas, power_of_two
+from ..division import has_clusters, numbers_of_ctas, power_of_two, threads_for
 from .config import SoftmaxConfig, SoftmaxRow
 
-__all__ = ["candidates"]
+__all__ = ["MOST_OF_CTA_IN_TURN", "candidates"]
 
 _MOST_THREADS = 1024
 _LEAST_FILLED = 0.5  # of its threads' vectors, those that the longest row of a bucket has
@@ -19,7 +19,7 @@ _STEPS = (2, 4, 8)
 _MOST_IN_REGISTERS = 32
 _MANY_STEPS, _MANY_THREADS = 8, 128
 # Elements of a CTA: many threads have few registers each, of which rows in turn need fewer.
-_MOST_OF_CTA, _MOST_OF_CTA_IN_TURN = 8192, 16384
+_MOST_OF_CTA, MOST_OF_CTA_IN_TURN = 8192, 16384
 _STAGED_WARPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 _LEAST_STAGED = 2  # vectors of a thread, else it had better hold them
 # Threads of a CTA that holds several rows.
@@ -43,17 +43,16 @@ def candidates(row: SoftmaxRow, limits: DeviceLimits) -> Iterator[SoftmaxConfig]
     of_row = math.ceil(row.columns / row.vector)
     if plain and row.columns <= _TILED_COLUMNS:
         yield from (SoftmaxConfig(1, rows, row.vector, of_row, tiled=True) for rows in _TILED_ROWS)
-    for ctas in (1 << shift for shift in range(most_ctas(limits).bit_length())):
+    for ctas in numbers_of_ctas(limits):
         clusters = has_clusters(limits) and ctas > 1
         share = math.ceil(of_row / ctas)
         found = list[SoftmaxConfig]()
         for steps in _STEPS:
-            needed = math.ceil(share / steps)
-            threads = power_of_two(needed) if needed < 32 else 32 * math.ceil(needed / 32)
+            threads = threads_for(share, steps)
             if steps >= _MANY_STEPS and (row.backward or power_of_two(threads) >= _MANY_THREADS):
                 continue
             of_cta = power_of_two(threads) * steps * row.vector
-            if of_cta > _MOST_OF_CTA_IN_TURN:
+            if of_cta > MOST_OF_CTA_IN_TURN:
                 continue
             if steps * row.vector > _MOST_IN_REGISTERS or threads > _MOST_THREADS or (ctas > 1 and threads < 64):
                 continue

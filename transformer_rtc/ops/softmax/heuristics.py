@@ -9,9 +9,9 @@ import math
 from functools import lru_cache
 
 from ...spec import DeviceLimits
-from ..division import cost_of_few_rows, has_clusters, most_ctas, power_of_two, resident_ctas
+from ..division import cost_of, has_clusters, most_ctas, power_of_two, resident_ctas
 from ..shipped import shipped
-from .candidates import candidates
+from .candidates import MOST_OF_CTA_IN_TURN, candidates
 from .config import SoftmaxConfig, SoftmaxRow
 
 __all__ = ["WEIGHTS", "configure", "cost", "rule", "terms"]
@@ -30,6 +30,7 @@ _REGISTERS, _REGISTERS_STAGED = 24, 40
 # Bytes of staged rows that are enough, and the logarithm of the best number of vectors of a thread.
 _ENOUGH_IN_FLIGHT = 160 * 1000
 _LOG_OF_VECTORS = 2.4
+_MOST_THREADS_THAT_HOLD = 32
 
 
 def terms(config: SoftmaxConfig, row: SoftmaxRow, limits: DeviceLimits) -> dict[str, float]:
@@ -55,8 +56,19 @@ def terms(config: SoftmaxConfig, row: SoftmaxRow, limits: DeviceLimits) -> dict[
 
 def cost(config: SoftmaxConfig, row: SoftmaxRow, limits: DeviceLimits) -> float:
     """Return a kernel's cost."""
-    found = terms(config, row, limits)
-    return sum(WEIGHTS[name] * value for name, value in found.items()) + cost_of_few_rows(config)
+    return cost_of(terms(config, row, limits), WEIGHTS, config)
+
+
+def _is_of_few(config: SoftmaxConfig, limits: DeviceLimits) -> bool:
+    """Whether the rule considers a configuration.
+
+    One kernel stages rows of many lengths, and one that holds rows has few lengths. So threads hold short rows alone,
+    and take in turn only the longest ones that clusters can.
+    """
+    if config.in_turn:
+        elements = config.threads_per_row * config.steps * config.vector
+        return config.clusters and config.ctas_per_row == most_ctas(limits) and 2 * elements > MOST_OF_CTA_IN_TURN
+    return config.staged or (config.ctas_per_row == 1 and config.threads_per_row <= _MOST_THREADS_THAT_HOLD)
 
 
 def _of_few_kernels(config: SoftmaxConfig) -> SoftmaxConfig:
@@ -80,8 +92,9 @@ def configure(row: SoftmaxRow, limits: DeviceLimits) -> SoftmaxConfig:
 
 def rule(row: SoftmaxRow, limits: DeviceLimits) -> SoftmaxConfig:
     """Return a kernel's configuration by the rule alone."""
-    few = (config for config in map(_of_few_kernels, candidates(row, limits)) if row.fits(config, limits))
-    found = min(few, key=lambda config: cost(config, row, limits), default=None)
+    few = (_of_few_kernels(config) for config in candidates(row, limits) if _is_of_few(config, limits))
+    fitting = (config for config in few if row.fits(config, limits))
+    found = min(fitting, key=lambda config: cost(config, row, limits), default=None)
     if found is not None:
         return found
     most = most_ctas(limits)
