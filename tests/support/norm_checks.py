@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import calls
@@ -138,16 +138,24 @@ def heads_inside_a_packed_qkv(
     for name, place in packed.items():
         arrays[name] = place.array[:, k_of]
         arrays[name][...] = of_k[name]
+
+    def hold_as_dense(found: Mapping[str, Any], what: str) -> None:
+        host = rig.on_host(found)
+        calls.hold_within(case, host, expected)
+        # Sums over rows may be in another order: other CTAs are resident by the kernel for unaligned rows.
+        same = [name for name in host if name in OF_ROWS]
+        assert_same_bits({name: host[name] for name in same}, {name: dense[name] for name in same}, what)
+
     apart = rig.call(case, arrays)
     assert all(map(rig.arrays.is_dense, apart.values()))
-    assert_same_bits(rig.on_host(apart), dense, "of heads apart from each other")
+    hold_as_dense(apart, "of heads apart from each other")
     # In the place of each, and then beside it.
     for part, untouched in ((k_of, (q_of, v_of)), (v_of, (q_of,))):
         for name, place in packed.items():
             out = place.array[:, part]
             within = rig.call(case, arrays, {"out": out})
             assert within["out"] is out
-            assert_same_bits(rig.on_host(within), dense, f"in {name}, {part}")
+            hold_as_dense(within, f"in {name}, {part}")
             arrays[name][...] = of_k[name]
         for place, other in itertools.product(packed.values(), untouched):
             assert (bits(rig.arrays.host(place.array[:, other])) == -1).all(), f"{other} was written"
