@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import softmax_checks
 from cases import draw
+from norm_checks import case_of
 from rigs import ALIGNED, MISALIGNED, configured, few, hold, simulated
 
 from transformer_rtc import warming
 from transformer_rtc.declaration import declaration_of
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32
+from transformer_rtc.ops.norm.config import NormConfig
+from transformer_rtc.ops.softmax.config import SoftmaxConfig
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32
 
 DRAWS = [pytest.param(n, marks=[pytest.mark.thorough(share=0.15)] if n > 3 else []) for n in range(160)]
 
@@ -67,3 +70,46 @@ def test_softmax_by_any_configuration_is_right(number, rng):
         print(columns, dtype.name, [*options], names, architecture)
         on = softmax_checks.simulated(architecture, multiprocessors=64)
         softmax_checks.hold_drawn(on, rng, (1, 1, rows, columns), dtype, 0.7, names=("softmax",), **options)
+
+
+# Rows of 1000 or 1304 columns that end within the vectors of the last step, or of the last chunk.
+_RING = NormConfig(64, 1, 8, 2, in_shared=True, stages=3, bulk=True)
+_CHUNKS = NormConfig(32, 1, 8, 2)
+ENDS = [
+    *((operator, 1000, _RING) for operator in ("rms_norm", "layer_norm", "add_rms_norm", "layer_norm_add")),
+    *((f"{norm}_backward", 1000, _RING) for norm in ("rms_norm", "layer_norm")),
+    *((operator, 1304, _CHUNKS) for operator in ("layer_norm", "rms_norm_add", "layer_norm_add")),
+]
+
+
+@pytest.mark.parametrize(("operator", "hidden", "config"), ENDS)
+def test_vectors_behind_a_row_are_neither_read_nor_counted(operator, hidden, config, rng):
+    case = case_of(operator, 5, hidden, FLOAT16)
+    (rig,) = simulated(90, multiprocessors=1)
+    with configured(operator, config):
+        # No element lies between rows, and none behind the last one.
+        hold([rig], case, rng, [(0, 0, 0, 8)])
+
+
+@pytest.mark.parametrize(("dtype", "steps"), [(np.float16, 1), (np.float32, 2)])
+def test_the_largest_scores_are_counted_wherever_they_are(dtype, steps, rng):
+    # Many are equal, in each vector and behind the last whole one.
+    on = softmax_checks.simulated(multiprocessors=2)
+    x = rng.standard_normal((8, 253)).astype(dtype)
+    x[:, ::5] = 3
+    # 256 columns: those of a row that begins within a vector wrap round to the first thread.
+    with softmax_checks.configured(SoftmaxConfig(32, 1, 8, steps)):
+        found = on("softmax", x)
+    exact = np.exp(x.astype(np.float64) - 3)
+    tolerance = {"rtol": 1e-3, "atol": 1e-7} if dtype == np.float16 else {"rtol": 1e-6}
+    np.testing.assert_allclose(found, exact / exact.sum(axis=1, keepdims=True), **tolerance)
+
+
+def test_a_ctas_columns_may_be_far_below_those_of_others(rng):
+    on = softmax_checks.simulated(multiprocessors=2)
+    x = rng.standard_normal((3, 512)).astype(np.float32)
+    x[:, 256:] -= 75
+    with softmax_checks.configured(SoftmaxConfig(32, 1, 4, 2, 2, clusters=True)):
+        found = on("softmax", x)
+    exact = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(found, exact / exact.sum(axis=1, keepdims=True), rtol=1e-5)
