@@ -26,7 +26,16 @@ LIMITS = ARCHITECTURES[90]
 ROUNDS, STARTS = 40_000, 4
 NEAR, FAR = 0.06, 0.02  # how fast a regression forgets slow configurations, and what it counts of the slowest
 # What a gain may be called a cost for: these weights may be negative.
-GAINS = {"rows", "rows_layer_norm", "shared", "shared_other", "held", "elements_other", "held_rows", "in_turn"}
+GAINS = {
+    "rows",
+    "rows_layer_norm",
+    "shared",
+    "shared_other",
+    "in_registers",
+    "elements_other",
+    "register_rows",
+    "persistent",
+}
 
 EXAMPLES = """example:
   python3 benchmarks/fit_rule.py benchmarks/results/h200-configurations-*.json.gz --search --json weights.json

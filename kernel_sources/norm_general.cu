@@ -165,7 +165,7 @@ TRTC_DEVICE void norm_forward_of(const Params& params) {
     reduction.next_row();
   }
   if (Row::every_option && params.amax != nullptr) {
-    tell_amax<Threads * RowsPerCta>(static_cast<float*>(params.amax), amax);
+    publish_amax<Threads * RowsPerCta>(static_cast<float*>(params.amax), amax);
   }
   if (Row::every_option && params.scale_inv != nullptr && thread_index() == 0 && cta_index() == 0) {
     *static_cast<float*>(params.scale_inv) = divide(1.0f, scale_of_all);

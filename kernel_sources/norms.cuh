@@ -93,7 +93,7 @@ struct RowScale {
 // `amax`. An access of each warp that changes it takes longer than rows take to stream: one of each CTA reads it, and
 // few are larger (H100, RMSNorm of bfloat16 to float8, 32768 x 4096: 365 us, the rows 140).
 template <int Threads>
-TRTC_DEVICE void tell_amax(float* most, float amax) {
+TRTC_DEVICE void publish_amax(float* most, float amax) {
   constexpr int warps = Threads / 32;
   static_assert(warps * 32 == Threads && warps <= 32, "a lane for each warp");
   TRTC_SHARED(float, of_warps, warps);

@@ -269,7 +269,7 @@ template <bool Logarithm, class Params>
 struct AnyMaskGradientRows {
   enum : int { N = mask_vector };
   const Params& params;
-  bool together;
+  bool aligned;
 
   template <bool>
   TRTC_DEVICE void load(int64 row, uint32 query, const MaskColumns& columns, float (&of_y)[N],

@@ -48,7 +48,7 @@ class Asked(NamedTuple):
     request : Request
         What an operator was asked for.
     max_ctas_per_row : int
-        Fewer than usual where a part of a GPU could not hold so many together.
+        Fewer than usual where a part of a GPU has no room for so many at a time.
     config : dict of str to object, or None
         The values of the configuration that a tuning file chose; None: it has the default one.
     """
@@ -81,8 +81,8 @@ class LaunchRule(NamedTuple):
     row_bytes : int
         Of each row, for what later launches read; not zeroed.
     persistent : bool
-        Whether there are no more groups than are resident together, and each takes rows in turn. Those of a cooperative
-        launch always do.
+        Whether there are no more groups than are resident together, and each works on one row after another. Those
+        of a cooperative launch always do.
     whole : str
         The dimension before the columns, if a group keeps what belongs to its elements: then there are so many groups
         that all rows of one group belong to the same elements.
@@ -151,7 +151,7 @@ class Family(Protocol):
     name: str
 
     def check(self, request: Request) -> None:
-        """Refuse what data types, presence and flags alone tell to be wrong.
+        """Refuse what data types, presence and flags alone show to be wrong.
 
         Raises
         ------

@@ -4,7 +4,7 @@
 //   dx = scale * (dy - exp(y) * sum(dy))  of its logarithm (LOGARITHM)
 //
 // softmax/row.cuh has the row partition: a thread holds VECTORS_PER_THREAD vectors of y and of dy. A slice of more
-// columns is read twice, chunk by chunk (CHUNKED). Where CTAs take rows in turn and have them PREFETCHED, the next row
+// columns is read twice, chunk by chunk (CHUNKED). A kernel may be persistent and have rows PREFETCHED: the next row
 // is on its way to shared memory while the threads hold one.
 //
 // LEAVES_SUMS: each row's sum is stored for launches that follow, which find the gradients of sinks and masks.

@@ -24,7 +24,7 @@ struct MaskGradientRows {
   const Input* y;
   const Gradient* dy;
   Output* dmask;
-  bool together;  // all vectors of y and dy are aligned
+  bool aligned;  // all vectors of y and dy are
   bool dmask_aligned;
 
   static TRTC_DEVICE MaskGradientRows of(const Params& params) {
@@ -78,7 +78,7 @@ struct MaskGradientRows {
 #pragma unroll
     for (int i = 0; i < N; i += 2) value.set(i, sum[i], sum[i + 1]);
     Output* of_row = dmask + mask_row * params.columns;
-    const bool vector = together && dmask_aligned && columns.first + N <= params.columns;
+    const bool vector = aligned && dmask_aligned && columns.first + N <= params.columns;
     value.store(of_row + columns.first, vector);
 #pragma unroll
     for (int i = 0; i < N; ++i) {

@@ -22,10 +22,10 @@ struct MaskColumns {
   int first;
   int step;
 
-  static TRTC_DEVICE MaskColumns here(bool together) {
+  static TRTC_DEVICE MaskColumns here(bool aligned) {
     const int lane = thread_index() % mask_lanes;
     const int first = static_cast<int>(cta_index()) * mask_columns;
-    return {first + lane * (together ? static_cast<int>(mask_vector) : 1), together ? 1 : static_cast<int>(mask_lanes)};
+    return {first + lane * (aligned ? static_cast<int>(mask_vector) : 1), aligned ? 1 : static_cast<int>(mask_lanes)};
   }
   TRTC_DEVICE int at(int i) const { return first + i * step; }
 };
@@ -146,9 +146,9 @@ TRTC_DEVICE void mask_gradient(const Params& params, const Rows& rows) {
   const uint32 share = group % sharers;
   const uint32 in_cta = min(sharers, static_cast<uint32>(mask_groups)), share_in_cta = share % in_cta;
   const uint32 count = static_cast<uint32>(params.rows) / mask_rows;
-  const int64 rows_in_turn = Ctas * mask_groups / sharers;
-  const MaskColumns columns = MaskColumns::here(rows.together);
-  const bool whole = rows.together && columns.first + N <= params.columns;
+  const int64 rows_at_once = Ctas * mask_groups / sharers;
+  const MaskColumns columns = MaskColumns::here(rows.aligned);
+  const bool whole = rows.aligned && columns.first + N <= params.columns;
   TRTC_SHARED(float, shared_sums, mask_vector* mask_threads);
   float* own = shared_sums + thread_index();
   MaskPartSums<Ctas> parts;
@@ -156,8 +156,8 @@ TRTC_DEVICE void mask_gradient(const Params& params, const Rows& rows) {
   const int part_count = Ctas == 1 ? 1 : static_cast<int>(sharers / in_cta);
   if constexpr (Ctas > 1) parts.begin(part_count);
 #pragma unroll 1
-  for (int64 first = cta_index_y() / Ctas * rows_in_turn; first < mask_rows;
-       first += ctas_in_grid_y() / Ctas * rows_in_turn) {
+  for (int64 first = cta_index_y() / Ctas * rows_at_once; first < mask_rows;
+       first += ctas_in_grid_y() / Ctas * rows_at_once) {
     const int64 mask_row = first + group / sharers;
     const bool exists = mask_row < mask_rows;
     float sum[N] = {};

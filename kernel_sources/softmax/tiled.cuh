@@ -7,8 +7,8 @@
 // neighbouring rows lie in different banks. Else it reads words of 4 bytes; a row of 16-bit elements may begin in the
 // middle of one.
 //
-// CTAs take rows in turn. Each warp has two places for a tile of every array: one for the rows that it works on, whose
-// results take their place, and one for the next rows, which are on their way.
+// The kernel is persistent. Each warp has two places for a tile of every array: one for the rows that it works on,
+// whose results take their place, and one for the next rows, which are on their way.
 #pragma once
 
 #include "softmax/row.cuh"
@@ -142,7 +142,7 @@ TRTC_DEVICE void move_dense(const Tile& tile, const BlockPlaces& places, int col
 }
 
 // Rows that lie anywhere: by blocks, where all rows consist of these, or in units of VEC_SIZE neighbouring elements,
-// which are within a block. Each lane has where a row begins, and tells it those that move units of it.
+// which are within a block. Each lane has where a row begins, and passes it to those that move units of it.
 TRTC_DEVICE void move_scattered(const Params& params, const Tile& tile, const RowArray& array, bool brings) {
   if (tile.count <= 0) return;
   const int columns = params.columns, size = array.size;

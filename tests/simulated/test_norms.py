@@ -93,7 +93,7 @@ class Held(NamedTuple):
 
 # The operator, its rows and columns, the type of x and of the output, and (threads, rows of a CTA, vector, steps, CTAs,
 # stages). What is taken in turn is long, or many rows: other tests have one turn of it.
-IN_TURN = (
+PERSISTENT = (
     ("add_rms_norm", 300, 252, FLOAT32, FLOAT16, (32, 8, 4, 2, 1, 2)),
     ("add_layer_norm", 25, 1003, BFLOAT16, FLOAT32, (64, 1, 4, 1, 4, 3)),
     ("layer_norm", 300, 120, BFLOAT16, BFLOAT16, (16, 8, 8, 1, 1, 2)),
@@ -113,7 +113,7 @@ _TWICE = (ALIGNED, MISALIGNED)
 
 def _held() -> Iterator[tuple[str, Held]]:
     """Yield what is held, by the behaviour that it shows."""
-    for operator, rows, hidden, dtype, out, (threads, rows_per_cta, vector, steps, ctas, stages) in IN_TURN:
+    for operator, rows, hidden, dtype, out, (threads, rows_per_cta, vector, steps, ctas, stages) in PERSISTENT:
         residual = {"residual": dtype} if "add" in operator else {}
         scaling = DELAYED if out in FLOAT8 else ()
         case = case_of(operator, rows, hidden, dtype, out, weight=FLOAT32, scaling=scaling, **residual)
@@ -122,7 +122,10 @@ def _held() -> Iterator[tuple[str, Held]]:
             config = NormConfig(threads, rows_per_cta, vector, steps, ctas, clusters, in_shared=True, stages=stages)
             yield "forward rows in turn where each cta has several", Held(case, config, architecture, 1, LAYOUTS)
     for hidden in (576, 640):
-        case, pairs = case_of("layer_norm", 37, hidden, BFLOAT16), NormConfig(32, 1, 8, 3, in_shared=True, together=2)
+        case, pairs = (
+            case_of("layer_norm", 37, hidden, BFLOAT16),
+            NormConfig(32, 1, 8, 3, in_shared=True, rows_per_pass=2),
+        )
         yield "an odd number of rows in pairs that do not fill their warp", Held(case, pairs, orders=EVERY_ORDER)
     for operator in BACKWARD:
         # 8 columns for each of 8 CTAs: of 33 the last three have none.
@@ -160,7 +163,7 @@ def _held() -> Iterator[tuple[str, Held]]:
     for operator, dtype in (("rms_norm_backward", FLOAT32), ("add_rms_norm", FLOAT32), ("layer_norm", BFLOAT16)):
         # The last CTA's part is one column.
         vector = 16 // dtype.bytes
-        config = dataclasses.replace(_PADDED, vector=vector, ctas_per_row=4)
+        config = dataclasses.replace(_PADDED, vec_size=vector, ctas_per_row=4)
         case = plain(operator, 3, 3 * 4 * vector + 1, dtype)
         yield "a part that is shorter than a vector", Held(case, config, layouts=_TWICE)
     for hidden, (operator, stages) in itertools.product(
@@ -268,10 +271,11 @@ def test_rows_that_are_divided_as_few_are(held, rng):
         hold(on, held.case, rng, held.layouts)
 
 
-# ---- Rows together ---------------------------------------------------------------------------------------------------
+# ---- Several rows per pass -------------------------------------------------------------------------------------------
 
-# The operator, its columns, the types of x and of the output, (threads, vector, steps, CTAs) and together, and options.
-TOGETHER = (
+# The operator, its columns, the types of x and of the output, (threads, vec_size, vectors of each, CTAs), rows per
+# pass, and options.
+ROWS_PER_PASS = (
     ("layer_norm", 2048, FLOAT16, FLOAT16, (64, 4, 2, 4), 2, {"bias": FLOAT16}),
     ("layer_norm", 4096, BFLOAT16, BFLOAT16, (64, 8, 8, 1), 2, {"weight_offset": 1.0}),
     ("layer_norm", 1000, BFLOAT16, FLOAT32, (64, 8, 2, 1), 2, {"weight": FLOAT32, "bias": FLOAT16}),
@@ -289,12 +293,12 @@ TOGETHER = (
 
 @pytest.mark.parametrize(
     ("row", "architecture"),
-    first_of([*((n, 90) for n in range(12)), *((n, 80) for n in range(12) if TOGETHER[n][4][3] > 1)], share=0.5),
+    first_of([*((n, 90) for n in range(12)), *((n, 80) for n in range(12) if ROWS_PER_PASS[n][4][3] > 1)], share=0.5),
 )
-def test_rows_together_have_the_bits_that_each_has_alone(row, architecture, rng):
-    operator, hidden, dtype, out, (threads, vector, steps, ctas), together, options = TOGETHER[row]
+def test_rows_of_one_pass_have_the_bits_that_each_has_alone(row, architecture, rng):
+    operator, hidden, dtype, out, (threads, vector, steps, ctas), together, options = ROWS_PER_PASS[row]
     clusters = ctas > 1 and architecture == 90
-    config = NormConfig(threads, 1, vector, steps, ctas, clusters, in_shared=True, together=together)
+    config = NormConfig(threads, 1, vector, steps, ctas, clusters, in_shared=True, rows_per_pass=together)
     (rig,) = simulated(architecture, multiprocessors=2)
     # The last ones of the rows are whole, or fewer; and more than the CTAs take at once, where they take turns.
     for rows in (1, 2 * together, 14 * together - 1):
@@ -304,20 +308,20 @@ def test_rows_together_have_the_bits_that_each_has_alone(row, architecture, rng)
             found = hold([rig], case, rng, LAYOUTS, given)
             for layout in LAYOUTS if out is dtype else ():
                 assert_same_bits(run(rig, case, given, layout, {"out": "x"}), found, f"in place, {layout}")
-        with configured(operator, dataclasses.replace(config, together=1)):
+        with configured(operator, dataclasses.replace(config, rows_per_pass=1)):
             assert_same_bits(run(rig, case, given), found, f"{rows} rows, each alone")
 
 
-def test_rows_are_together_only_where_they_share_a_weight_and_vectors_fit_them():
+def test_rows_share_a_pass_only_where_they_share_a_weight_and_vectors_fit_them():
     case = plain("layer_norm", 4, 57344, BFLOAT16, bias=BFLOAT16)
     alone = {
         "heads": {"heads": 2},
         "a scale of each row": {"out": INT8, "scaling": BY_ROW},
         "no vector": {"hidden": 57343},
     }
-    assert case.specialise(ARCHITECTURES[90])[0].config.together == 2
+    assert case.specialise(ARCHITECTURES[90])[0].config.rows_per_pass == 2
     for what, change in alone.items():
-        assert case._replace(**change).specialise(ARCHITECTURES[90])[0].config.together == 1, what
+        assert case._replace(**change).specialise(ARCHITECTURES[90])[0].config.rows_per_pass == 1, what
 
 
 # ---- What is read, and what is asked for -----------------------------------------------------------------------------
@@ -496,17 +500,17 @@ def test_what_a_thread_has_first_may_be_far_from_its_other_elements(hidden, dtyp
     # Kernels that take a row's moments in one pass begin with a shift from the first Vec; where that is far from the
     # mean, they take them again.
     config = plain(operator, 1, hidden, dtype, out=out).specialise(ARCHITECTURES[90])[0].config
-    first = np.arange(hidden) < config.threads_per_row * config.vector
-    other = np.arange(hidden) % config.vector == 0
+    first = np.arange(hidden) < config.threads_per_row * config.vec_size
+    other = np.arange(hidden) % config.vec_size == 0
     x = rng.standard_normal((9, hidden))
     x[:6] += np.array([[1e3], [1e4], [-3e4], [0], [0], [0]]) * first
     x[:6] *= np.where(np.array([[0], [1], [1], [0], [0], [0]]) & ~first, 1e-2, 1)
     x[3] *= np.where(other, 1e3, 1)
     x[4] *= np.where(first, 1e-4, 1)
     x[5, 0] = 3e4
-    x[6, : config.vector] += 3e4
-    x[7, : config.vector // 2] -= 3e4
-    x[8, 1 : config.vector] += 1e2
+    x[6, : config.vec_size] += 3e4
+    x[7, : config.vec_size // 2] -= 3e4
+    x[8, 1 : config.vec_size] += 1e2
     x = x.astype(reference.NUMPY_TYPES[dtype])
     # Many CTAs about one level have terms of one size, whose errors are not independent in any kernel.
     x = x[[3, 4, 6, 7, 8]] if config.ctas_per_row > 2 else x

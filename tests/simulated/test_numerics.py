@@ -79,7 +79,10 @@ def _shrunk(case: Case, architecture: int) -> tuple[Case, NormConfig | None]:
         return _small(case), None
     config = spec.config
     config = dataclasses.replace(
-        config, threads_per_row=64, steps=min(config.steps, 2), ctas_per_row=min(config.ctas_per_row, 4)
+        config,
+        threads_per_row=64,
+        vectors_per_thread=min(config.vectors_per_thread, 2),
+        ctas_per_row=min(config.ctas_per_row, 4),
     )
     capacity = config.ctas_per_row * config.chunk
     hidden = capacity * (min(getattr(spec, "chunks", 1), 3) - 1) + capacity // 2
@@ -225,7 +228,7 @@ AT_ONCE = (
     (8, 544, 1, 1, 1, False, 2, "half"),
 )  # fmt: skip
 # Backward: (CTAs of a row, threads of each, rows of a CTA, vector, steps, stages, how far the row is filled).
-IN_TURN = (
+PERSISTENT = (
     (1, 1, 32, 1, 1, 4, "whole"), (1, 2, 16, 8, 2, 3, "less_one"), (1, 8, 12, 4, 3, 2, "half"),
     (1, 32, 3, 8, 2, 1, "whole"), (1, 32, 8, 2, 5, 3, "one"), (1, 64, 1, 8, 2, 3, "whole"),
     (1, 96, 1, 4, 3, 2, "less_one"), (1, 160, 1, 2, 4, 1, "half"), (1, 544, 1, 8, 1, 4, "less_one"),
@@ -238,15 +241,15 @@ def _shaped(number: int, backward: bool, config: NormConfig, chunks: int, filled
     """Return a case of drawn types and options, whose rows that configuration divides, with vectors of its types."""
     case = draw(1, backward, random.Random(number))
     of_rows = [dtype for name, dtype in case.types.items() if dtype and calls.shape_of(case, name) == case.shape]
-    vector = min(config.vector, 16 // max(dtype.bytes for dtype in of_rows))
+    vector = min(config.vec_size, 16 // max(dtype.bytes for dtype in of_rows))
     if config.in_shared:  # no copy to shared memory is shorter
         brought = [case.types[name] for name in ("dy", "x", "residual", "dresidual") if case.types.get(name)]
         vector = max(vector, 4 // min(dtype.bytes for dtype in brought))
-    capacity = config.ctas_per_row * config.threads_per_row * vector * config.steps
+    capacity = config.ctas_per_row * config.threads_per_row * vector * config.vectors_per_thread
     last = {"whole": capacity, "less_one": capacity - 1, "half": capacity // 2 + 1, "one": 1}[filled]
     hidden = capacity * (chunks - 1) + last
     alone = config.stages > 0 and config.rows_per_cta == 1
-    config = dataclasses.replace(config, vector=vector, bulk=alone and number % 2 == 0)
+    config = dataclasses.replace(config, vec_size=vector, bulk=alone and number % 2 == 0)
     heads = max(1, case.heads)
     return case._replace(rows=(3 * config.rows_per_cta + heads) // heads * heads, hidden=hidden, margin=0), config
 
@@ -256,7 +259,7 @@ def _all_shaped() -> dict[str, tuple[Case, NormConfig]]:
     for number, (ctas, *divided_by, in_shared, chunks, filled) in enumerate(AT_ONCE):
         config = NormConfig(*divided_by, ctas, in_shared=in_shared)
         found.append(_shaped(number, False, config, chunks, filled))
-    for number, (ctas, *divided_by, stages, filled) in enumerate(IN_TURN):
+    for number, (ctas, *divided_by, stages, filled) in enumerate(PERSISTENT):
         config = NormConfig(*divided_by, ctas, in_shared=True, stages=stages)
         found.append(_shaped(number, True, config, 1, filled))
     return {f"{config.symbol}-{case.name}": (case, config) for case, config in found}

@@ -87,7 +87,7 @@ def results(on: Rig, rows: tuple[np.ndarray, ...], offset: int, lies: tuple[tupl
 @pytest.mark.parametrize(("way", "dtype"), covering(HELD, (BFLOAT16, FLOAT32), share=0.2, first=2))
 def test_vectors_beside_rows_are_read_where_they_may_be_and_change_nothing(way, dtype, rng):
     config, vector, given = WAYS[way][0], 16 // dtype.bytes, []
-    chunk = config.threads_per_row * config.steps * config.ctas_per_row * vector
+    chunk = config.threads_per_row * config.vectors_per_thread * config.ctas_per_row * vector
     lengths = (2, vector - 1, vector, vector + 1, 2 * vector - 2, chunk - 1, chunk + vector - 2)
     for columns in (one for one in lengths if one <= capacity(way, dtype)):
         shapes = (HEADS, QUERIES, columns), (HEADS, QUERIES, columns), (QUERIES, columns)

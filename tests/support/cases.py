@@ -162,7 +162,7 @@ def layout_of(case: Case, limits: DeviceLimits) -> str:
     held = "shared" if config.in_shared else "chunked" if spec.chunks > 1 else "registers"
     if config.stages and not case.backward:
         held = "in turn"
-    if config.together > 1:
+    if config.rows_per_pass > 1:
         held = "together"
     if case.hidden % 4 != 0:  # 16 bytes divide no row
         held = "padded"

@@ -153,7 +153,7 @@ class Norm:
 
     @property
     def spec(self) -> KernelSpec:
-        unaligned = self.shift > 0 or (self.hidden | self.padding) % self.norm_config.vector != 0
+        unaligned = self.shift > 0 or (self.hidden | self.padding) % self.norm_config.vec_size != 0
         return ForwardSpec(
             norm=self.norm, input=self.dtype, weight=self.dtype if self.weight else None, bias=None, residual=None,
             adds="", sum=None, rounds=False, output=self.dtype, stores=("rstd",) if self.rstd else (), scale=False,

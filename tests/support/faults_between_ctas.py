@@ -307,10 +307,11 @@ out_of_bounds: an end that is not filled is copied as if it were
     | column < columns ? from + column : from, 0, column < columns ? bytes : 0); => from + column, 0, bytes);
     @ copy_async_part<bytes>
 """),
-    "norm_together": Norm(5, 256, NormConfig(64, 1, 4, 1, in_shared=True, together=2), groups=3, rstd=True, faults=r"""
+    "norm_rows_per_pass": Norm(5, 256, NormConfig(64, 1, 4, 1, in_shared=True, rows_per_pass=2), groups=3, rstd=True,
+        faults=r"""
 out_of_bounds: a row past the last one beside the last | min(first_row + r, params.rows - 1) => first_row + r
     @ copy_async<bytes>
-race: rows that are together share their slot | stage + r * STAGE_BYTES; => stage;
+race: rows of one pass share their slot | stage + r * STAGE_BYTES; => stage;
 """),
     "layer_norm": Norm(3, 1000, NormConfig(64, 1, 8, 2, in_shared=True), groups=3, dtype=FLOAT16, norm="layer_norm",
         faults=r"""

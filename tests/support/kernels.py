@@ -232,7 +232,7 @@ def table(architecture: int) -> tuple[Kernel, ...]:
 
 _NUMBERS = ("stages", "rows_per_pass", "ctas_per_row")
 _MORE_THAN_ONE = ("chunks", "rows_per_cta")
-_LAYOUT = ("unaligned", "clusters", "cluster", "grid", "chunked", "tiled", "in_turn", "prefetched", *_NUMBERS)
+_LAYOUT = ("unaligned", "clusters", "cluster", "grid", "chunked", "tiled", "persistent", "prefetched", *_NUMBERS)
 
 
 def _call(program: str) -> tuple[str, str]:

@@ -48,8 +48,8 @@ WAYS: dict[str, tuple[SoftmaxConfig | None, int]] = {
     "chunks": (SoftmaxConfig(64, 1, 8, 3, chunked=True), 90),
     "CTAs": (_CTAS, 90),
     "CTAs of a grid": (_CTAS, 80),
-    "in turn": (dataclasses.replace(_CTAS, in_turn=True), 90),
-    "in turn of a grid": (dataclasses.replace(_CTAS, in_turn=True), 80),
+    "in turn": (dataclasses.replace(_CTAS, persistent=True), 90),
+    "in turn of a grid": (dataclasses.replace(_CTAS, persistent=True), 80),
     "chunks of CTAs": (_CHUNKS_OF_CTAS, 90),
     "chunks of CTAs of a grid": (_CHUNKS_OF_CTAS, 80),
     "staged": (SoftmaxConfig(64, 1, 8, 1, staged=True), 90),
@@ -67,7 +67,7 @@ def capacity(way: str, dtype: DType) -> int:
     config, _ = WAYS[way]
     if config is None or config.chunked or config.staged:
         return 1 << 30
-    return config.threads_per_row * config.steps * config.ctas_per_row * 16 // dtype.bytes
+    return config.threads_per_row * config.vectors_per_thread * config.ctas_per_row * 16 // dtype.bytes
 
 
 def type_of(way: str) -> DType:
@@ -113,8 +113,8 @@ def configured(config: SoftmaxConfig) -> Iterator[None]:
 
     def configure(row, limits):
         clusters = config.clusters and limits.max_cluster_size > 1
-        in_turn = config.in_turn and row.backward and not row.causal
-        return config.replace(vector=row.vector, clusters=clusters, in_turn=in_turn)
+        in_turn = config.persistent and row.backward and not row.causal
+        return config.replace(vec_size=row.vec_size, clusters=clusters, persistent=in_turn)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(family, "configure", configure)

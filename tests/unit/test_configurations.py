@@ -47,9 +47,9 @@ def assert_tiles(case: Case, spec) -> None:
     config, hidden = spec.config, case.hidden
     threads, of_row = config.threads_per_row, config.ctas_per_row * config.chunk
     assert threads in (1, 2, 4, 8, 16) or threads % 32 == 0
-    assert config.vector in (1, 2, 4, 8)
-    assert config.vector * max(dtype.bytes for dtype in row_types(case, spec)) <= 16
-    assert spec.unaligned or hidden % config.vector == 0
+    assert config.vec_size in (1, 2, 4, 8)
+    assert config.vec_size * max(dtype.bytes for dtype in row_types(case, spec)) <= 16
+    assert spec.unaligned or hidden % config.vec_size == 0
     assert (spec.chunks - 1) * of_row < hidden <= spec.chunks * of_row
     assert spec.chunks == 1 or not config.in_shared
     fewer = threads // 2 if threads <= 32 else threads - 32
@@ -129,7 +129,7 @@ def test_a_row_of_an_odd_number_of_columns_has_vectors_of_16_bytes_and_fills_its
     columns = (dtype, dtype) if norm == "layer_norm" else (dtype,)
     for hidden in range(4113 // dtype.bytes | 1, 400_000 // dtype.bytes, 254):
         config = configure(ForwardRow(norm, hidden, (dtype,), columns, dtype, dtype), ARCHITECTURES[architecture])
-        assert config.vector * dtype.bytes == 16, hidden
+        assert config.vec_size * dtype.bytes == 16, hidden
         assert 0.79 <= hidden / (config.ctas_per_row * config.chunk) <= 1, hidden
 
 

@@ -39,7 +39,7 @@ from transformer_rtc.spec import (
     TextSpec,
 )
 
-CONFIG = NormConfig(threads_per_row=64, rows_per_cta=1, vector=8, steps=2, ctas_per_row=4, clusters=True)
+CONFIG = NormConfig(threads_per_row=64, rows_per_cta=1, vec_size=8, vectors_per_thread=2, ctas_per_row=4, clusters=True)
 BASE = ForwardSpec(
     norm="rms_norm", input=BFLOAT16, weight=BFLOAT16, bias=BFLOAT16, residual=BFLOAT16, adds="before",
     sum=BFLOAT16, rounds=False, output=BFLOAT16, stores=(), scale=False, per_head=False, repeats=False, hidden=4096,

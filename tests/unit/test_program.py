@@ -140,7 +140,7 @@ def test_the_workspace_of_a_launch_is_as_large_as_its_kernel_has_it():
     }
     # No rule chooses it: two rows together, whose CTAs meet in global memory.
     case = Case(64, 16384, BFLOAT16, BFLOAT16, BFLOAT16, operator="layer_norm")
-    pairs = NormConfig(256, 1, 8, 4, 2, in_shared=True, together=2)
+    pairs = NormConfig(256, 1, 8, 4, 2, in_shared=True, rows_per_pass=2)
     ((spec, rule),) = declaration_of(case.operator).family.specialise(case.request, ARCHITECTURES[80], pairs)
     sizes.add((2, *exchanged(spec.program), rule.workspace_bytes))
     # Of one row; and 3 for each of two rows that are worked on together.

@@ -71,5 +71,5 @@ def test_another_architecture_or_size_has_the_rules():
     assert configure(row, ARCHITECTURES[100]) == forward_rule(row, ARCHITECTURES[100])
     small = limits._replace(shared_memory_per_cta=99 * 1024)
     assert configure(row, small) == forward_rule(row, small)
-    for other in (row._replace(hidden=262140), row._replace(rows=(BFLOAT16,), held=BFLOAT16)):
+    for other in (row._replace(hidden=262140), row._replace(rows=(BFLOAT16,), normalized=BFLOAT16)):
         assert configure(other, limits) == forward_rule(other, limits)

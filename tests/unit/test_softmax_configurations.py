@@ -80,15 +80,15 @@ def test_every_length_is_divided_as_the_device_can_launch_it(operator, limits):
             assert rule.clusters == (rule.ctas_per_row > 1 and limits.max_cluster_size > 1), what
             assert rule.cooperative == (rule.workspace_bytes > 0), what
             # The row: in registers, in shared memory, or in what is read more than once.
-            assert config.vector == 16 // max(x.bytes, out.bytes), what
+            assert config.vec_size == 16 // max(x.bytes, out.bytes), what
             assert [config.chunked, config.staged].count(True) <= 1, what
-            mine = -(-columns // (config.ctas_per_row * config.vector)) * config.vector  # the most that a CTA has
+            mine = -(-columns // (config.ctas_per_row * config.vec_size)) * config.vec_size  # the most that a CTA has
             if config.staged:
                 assert rule.dynamic_shared_memory >= sum(mine * dtype.bytes for dtype in read), what
             elif not config.chunked:
-                assert config.threads_per_row * config.steps * config.vector >= mine, what
+                assert config.threads_per_row * config.vectors_per_thread * config.vec_size >= mine, what
             # Where all columns take part, rows may come before their turn: as many CTAs as are resident take them.
-            assert rule.persistent == (config.in_turn or config.tiled), what
+            assert rule.persistent == (config.persistent or config.tiled), what
             assert not rule.persistent or not (causal or (mask and "backward" not in operator)), what
             assert (config.staged or rule.persistent) == (rule.dynamic_shared_memory > 0), what
 
@@ -164,5 +164,5 @@ def test_every_configuration_of_softmax_fits_and_holds_the_row(architecture, ope
             assert spec.config == config.of_kernel
             assert rule.threads in range(32, 1025, 32) and rule.ctas_per_row <= limits.max_ctas_per_row
             assert rule.dynamic_shared_memory + 4096 <= limits.shared_memory_per_cta
-            held = config.threads_per_row * config.steps * config.vector * config.ctas_per_row
+            held = config.threads_per_row * config.vectors_per_thread * config.vec_size * config.ctas_per_row
             assert config.staged or held >= columns

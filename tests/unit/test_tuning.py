@@ -25,7 +25,7 @@ from transformer_rtc.tuning import Tuning, TuningRow
 
 DEVICE = "simulated sm_90"
 (REQUEST,) = warming._requests("rms_norm", "float32", 1024, False, False, {})
-OTHER = {"threads_per_row": 64, "rows_per_cta": 1, "vector": 4, "steps": 4, "in_shared": True}
+OTHER = {"threads_per_row": 64, "rows_per_cta": 1, "vec_size": 4, "vectors_per_thread": 4, "in_shared": True}
 ROW = TuningRow(REQUEST, OTHER, 0.1, 0.01)
 
 
@@ -168,7 +168,7 @@ def test_a_call_has_the_configuration_of_its_device_s_file(tuned, rng):
 
 
 @pytest.mark.parametrize(
-    "config", [{**OTHER, "steps": 3}, {**OTHER, "stages": 400}, {"threads": 64}, {}, None], ids=str
+    "config", [{**OTHER, "vectors_per_thread": 3}, {**OTHER, "stages": 400}, {"threads": 64}, {}, None], ids=str
 )
 def test_a_row_with_no_configuration_that_fits_changes_nothing(config, tuned, rng):
     tuned(TuningRow(REQUEST, config))

@@ -28,9 +28,9 @@ _REGISTERS, _REGISTER_UNIT = 65536, 8
 _LARGE, _OF_LARGE, _OF_OTHERS = (80, 90, 100), (2048, 32), (1536, 16)
 # What a call of few rows takes longer: for each vector of a thread, and each doubling of a CTA's threads and of the
 # CTAs that share a row (an H200, 16 rows: a regression over 20,000 configurations of the norms). Where these meet in
-# global memory, which was not measured, so much more that a row has as few as hold it. A configuration is chosen for
+# global memory, which was not measured, so much more that a row has as few as fit it. A configuration is chosen for
 # many rows, of whose time so small a part is counted.
-_OF_STEP, _OF_THREADS, _OF_CTAS, _OF_GRID_CTAS, _COUNTED = 0.045, 0.055, 0.03, 10.0, 0.15
+_OF_VECTOR, _OF_THREADS, _OF_CTAS, _OF_GRID_CTAS, _COUNTED = 0.045, 0.055, 0.03, 10.0, 0.15
 
 _Division = TypeVar("_Division", bound="RowDivision")
 
@@ -58,9 +58,9 @@ def resident_ctas(threads: int, registers: float, shared_bytes: int, limits: Dev
     return max(1, min(threads_of_all // threads, _REGISTERS // (threads * of_thread), by_shared, ctas_of_all))
 
 
-def threads_for(vectors: int, steps: int) -> int:
-    """Return the fewest threads for so many vectors, `steps` of each: a power of two, or whole warps."""
-    needed = math.ceil(vectors / steps)
+def threads_for(vectors: int, vectors_per_thread: int) -> int:
+    """Return the fewest threads for so many vectors, `vectors_per_thread` of each: a power of two, or whole warps."""
+    needed = math.ceil(vectors / vectors_per_thread)
     return power_of_two(needed) if needed < 32 else 32 * math.ceil(needed / 32)
 
 
@@ -78,7 +78,7 @@ def cost_of_few_rows(config: RowDivision) -> float:
     """Return what few rows add to the cost of a configuration."""
     threads, ctas = math.log2(config.threads), math.log2(config.ctas_per_row)
     of_ctas = _OF_GRID_CTAS if config.exchange == "grid" else _OF_CTAS
-    return _COUNTED * (_OF_STEP * config.steps + _OF_THREADS * threads + of_ctas * ctas)
+    return _COUNTED * (_OF_VECTOR * config.vectors_per_thread + _OF_THREADS * threads + of_ctas * ctas)
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class RowDivision:
     threads_per_row : int
         Of one CTA: a power of two up to 32, or whole warps.
     rows_per_cta : int
-        Rows that a CTA holds together.
-    vector : int
+        Rows of a CTA at a time.
+    vec_size : int
         Elements of one memory access.
-    steps : int
-        Vectors of a row that one thread holds.
+    vectors_per_thread : int
+        Vectors of a row that one thread has.
     ctas_per_row : int
         CTAs that share a row: a power of two.
     clusters : bool
@@ -103,8 +103,8 @@ class RowDivision:
 
     threads_per_row: int
     rows_per_cta: int
-    vector: int
-    steps: int
+    vec_size: int
+    vectors_per_thread: int
     ctas_per_row: int = 1
     clusters: bool = False
 
@@ -122,7 +122,7 @@ class RowDivision:
     def symbol(self) -> str:
         """The part of a kernel's name."""
         shared = f"_{self.exchange}{self.ctas_per_row}" if self.ctas_per_row > 1 else ""
-        return f"t{self.threads_per_row}_r{self.rows_per_cta}_v{self.vector}_s{self.steps}{shared}"
+        return f"t{self.threads_per_row}_r{self.rows_per_cta}_v{self.vec_size}_s{self.vectors_per_thread}{shared}"
 
     def replace(self: _Division, **changes: Any) -> _Division:
         """Return it with other values of some attributes."""

@@ -29,7 +29,7 @@ class _Row(Protocol):
 
 
 def case_key(case: tuple[object, ...]) -> str:
-    """Return the key of a case, which `Family.case` tells apart from others."""
+    """Return the key of a case (`Family.case`)."""
     return json.dumps(case)
 
 

@@ -108,7 +108,7 @@ def rms_norm(
         returned: ``y = out * row_scale``.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -217,7 +217,7 @@ def layer_norm(
         returned: ``y = out * row_scale``.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -338,7 +338,7 @@ def add_rms_norm(
         returned: ``y = out * row_scale``.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -457,7 +457,7 @@ def add_layer_norm(
         returned: ``y = out * row_scale``.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -552,7 +552,7 @@ def rms_norm_add(
         Whether to return rstd as well.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -624,7 +624,7 @@ def layer_norm_add(
         Whether to return rstd as well.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -728,7 +728,7 @@ def rms_norm_backward(
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -834,7 +834,7 @@ def layer_norm_backward(
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -931,7 +931,7 @@ def add_rms_norm_backward(
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -1031,7 +1031,7 @@ def add_layer_norm_backward(
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -1129,7 +1129,7 @@ def rms_norm_add_backward(
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -1230,7 +1230,7 @@ def layer_norm_add_backward(
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
         Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which takes rows in turn. A kernel of its own.
+        the remaining ones hold, each of which works on one row after another. A kernel of its own.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.

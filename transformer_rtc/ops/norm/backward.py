@@ -97,7 +97,7 @@ class BackwardSpec(RowSpec):
     @property
     def _registers(self) -> int:
         config = self.config
-        elements = config.steps * config.vector
+        elements = config.vectors_per_thread * config.vec_size
         if self.unaligned or not (self.output and self.dweight):
             return 0
         if self.norm == "layer_norm":
@@ -182,7 +182,7 @@ class BackwardSpec(RowSpec):
     def program(self) -> str:
         if self._is_wide:
             return self._plain_program("backward_wide", self._types, self._flags, {}, 0)
-        weight_bytes = self.config.steps * self.config.vector * (self.weight.bytes if self.weight else 0)
+        weight_bytes = self.config.vectors_per_thread * self.config.vec_size * (self.weight.bytes if self.weight else 0)
         slot = self._slot
         flags = self._flags | {
             "WEIGHT_IN_REGISTERS": weight_bytes <= _HELD_WEIGHT_BYTES,
@@ -221,10 +221,8 @@ class BackwardSpec(RowSpec):
         return rule._replace(whole=whole, turn_bytes=turn_bytes)
 
 
-# LaunchRule.turn_bytes, and the longest rows for which it was measured. H200, LayerNorm in bfloat16, rows x columns, us
-# in a graph, by as many groups as may be and so: 128 x 4096 6.9 and 6.7; 256 x 4096 9.7 and 7.9; 512 x 4096 12.6 and
-# 10.9, and 10.0 by no more groups than multiprocessors (by two thirds of the bytes 10.2, and 256 rows 8.3); 128 x 16384
-# 13.0 and 9.3 (10.3); 32 x 65536 20.0 and 18.1.
+# LaunchRule.turn_bytes, and the longest rows for which it was measured: with few rows, as many groups as are resident
+# leave so many partial sums that to add them up takes longer than the rows do.
 _TURN_BYTES = 1_800_000
 _MOST_COLUMNS_OF_TURNS = 65536
 # More of the weight than this, in bytes of a thread, is read again for each row, from the L1 or L2 cache.
@@ -239,10 +237,8 @@ def partial_bytes(hidden: int, gradients: int, rows_per_group: int) -> int:
 def finish_columns(hidden: int) -> int:
     """Return how many columns a CTA of the second launch has.
 
-    Few where else few CTAs would have many rows each; many where rows of partial sums are few and long (H200,
-    LayerNorm, bfloat16, 65536: 0.938 of a copy, by 32 columns 0.924, by 8 0.921; 4096: 0.938, by 8 0.930; H100, this
-    launch alone, us, 16384 and more rows of 1536: 3.6, by 8 columns 5.2, by 32 4.7; of 1024: 2.5, 2.8, 3.1; RMSNorm's
-    of 512: 2.0, by 16 2.3).
+    Few where else few CTAs would have many rows each; many where rows of partial sums are few and long. The numbers
+    were the fastest on an H100 and an H200.
     """
     return 8 if hidden <= 512 else 16 if hidden <= 2048 else 32 if hidden <= 12288 else 128
 
@@ -253,8 +249,8 @@ FINISH_FIELDS = (
     Field("groups", "int32", "groups"),
     Field("heads", "uint32", "heads"),
 )
-# norm/backward_finish.cu has 8 warps. The compiler is told of 80 registers: left alone it takes 32 or 44, and waits for
-# each load by itself.
+# norm/backward_finish.cu has 8 warps. Its launch bounds leave room for 80 registers: else the compiler takes 32 or 44,
+# and a thread waits for each load before the next one.
 FINISH_THREADS = 256
 FINISH_BOUNDS = f"{FINISH_THREADS}, 3"
 # Programmatic dependent launch.

@@ -24,8 +24,8 @@ _MOST_OF_CTA_ROW_SCALED = 32768
 # Bytes of a thread, of all arrays, where two rows are worked on together: more would spill.
 _MOST_BYTES_IN_PAIRS = 128
 # Vectors of a thread, of 16 bytes, and slots of a ring.
-_MOST_STEPS, _MOST_STAGES = 8, 5
-# Threads of a CTA that holds several rows.
+_MOST_VECTORS, _MOST_STAGES = 8, 5
+# Threads of a CTA that has several rows.
 _MOST_THREADS_OF_ROWS = 512
 _LEAST_OF_RING = 64  # warps whose barriers order what CTAs exchange, and who fetches a row
 _LANES_FOR_STATISTICS = 8
@@ -33,17 +33,17 @@ _LANES_FOR_STATISTICS = 8
 
 def _divisions(vectors: RowVectors, limits: DeviceLimits) -> Iterator[NormConfig]:
     """Yield how one row may be divided among CTAs and threads, in registers."""
-    of_row = math.ceil(vectors.hidden / vectors.vector)
+    of_row = math.ceil(vectors.hidden / vectors.vec_size)
     clusters = has_clusters(limits)
     least = _LEAST_FILLED if of_row >= _SHORT else _LEAST_FILLED_SHORT
     for ctas in numbers_of_ctas(limits):
-        for steps in range(1, _MOST_STEPS * vectors.full // vectors.vector + 1):
-            threads = threads_for(of_row, ctas * steps)
+        for vectors_per_thread in range(1, _MOST_VECTORS * vectors.full // vectors.vec_size + 1):
+            threads = threads_for(of_row, ctas * vectors_per_thread)
             if ctas > 1:
                 threads = max(threads, _LEAST_OF_RING)
-            enough = of_row >= least * ctas * threads * steps or (ctas == 1 and steps == 1)
+            enough = of_row >= least * ctas * threads * vectors_per_thread or (ctas == 1 and vectors_per_thread == 1)
             if threads <= _MOST_THREADS and enough:
-                yield NormConfig(threads, 1, vectors.vector, steps, ctas, clusters and ctas > 1)
+                yield NormConfig(threads, 1, vectors.vec_size, vectors_per_thread, ctas, clusters and ctas > 1)
 
 
 def _rows_of_cta(config: NormConfig, least: int) -> Iterator[NormConfig]:
@@ -64,10 +64,10 @@ def _bulk(config: NormConfig, vectors: RowVectors, limits: DeviceLimits) -> tupl
 
 
 def plain_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
-    """Yield the configurations of a forward kernel whose CTAs do not take rows in turn."""
+    """Yield the configurations of a forward kernel that is not persistent."""
     for division in _divisions(RowVectors(row.hidden, row.rows, row.output), limits):
         found = list[NormConfig]()
-        elements = division.steps * division.vector
+        elements = division.vectors_per_thread * division.vec_size
         arrays = 1 if division.threads <= _MOST_THREADS_OF_EACH else len(row.rows)
         if elements * arrays <= _MOST_IN_REGISTERS:
             found += _rows_of_cta(division, 32)
@@ -75,15 +75,15 @@ def plain_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormConf
         is_too_long = row.row_scaled and division.chunk > _MOST_OF_CTA_ROW_SCALED
         if division.threads >= 32 and not is_too_long:
             found.append(division.replace(in_shared=True))
-            if row.may_take_turns and of_thread <= _MOST_BYTES_IN_PAIRS:
-                found.append(division.replace(in_shared=True, together=2))
+            if row.may_be_persistent and of_thread <= _MOST_BYTES_IN_PAIRS:
+                found.append(division.replace(in_shared=True, rows_per_pass=2))
         yield from (config for config in found if row.fits(config, limits))
 
 
 def forward_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
     """Yield the configurations that a forward kernel may have."""
     yield from plain_candidates(row, limits)
-    if not row.may_take_turns:
+    if not row.may_be_persistent:
         return
     vectors = RowVectors(row.hidden, row.rows, row.output)
     for division in _divisions(vectors, limits):
@@ -98,7 +98,7 @@ def forward_candidates(row: ForwardRow, limits: DeviceLimits) -> Iterator[NormCo
 def backward_divisions(row: BackwardRow, limits: DeviceLimits) -> Iterator[NormConfig]:
     """Yield how a backward kernel's rows may be divided that fit on the chip, with one slot for them."""
     for division in _divisions(RowVectors(row.hidden, row.rows, row.output), limits):
-        elements = division.steps * division.vector
+        elements = division.vectors_per_thread * division.vec_size
         if elements > _MOST_IN_REGISTERS:
             continue
         for several in _rows_of_cta(division, _LEAST_OF_RING):

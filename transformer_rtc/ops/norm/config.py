@@ -32,65 +32,68 @@ NARROWEST_BYTES = 8
 
 @dataclass(frozen=True)
 class NormConfig(RowDivision):
-    """How a row is divided. A row of more vectors than it has steps is read again for each thing that is asked of it.
+    """How a row is divided among threads and CTAs.
+
+    A row of more vectors than its threads have is read again for each thing that is asked of it.
 
     Attributes
     ----------
     in_shared : bool
-        Whether a row is held in shared memory rather than in registers.
+        Whether a row is in shared memory rather than in registers.
     stages : int
-        0: a CTA has one row, or one of each of its groups of threads. Else it takes rows in turn through a ring of so
-        many slots in shared memory: one is worked on while the others are on their way.
-    together : int
-        Rows in shared memory that the same threads work on at a time: they share what is loaded of the weight and bias.
+        0: a CTA has one row, or one for each of its groups of threads. Else the kernel is persistent: a CTA works on
+        one row after another, which come through a ring of so many slots in shared memory. While it works on the row
+        of one slot, the rows of the others are loaded.
+    rows_per_pass : int
+        Rows in shared memory that the same threads work on in one pass: they share what is loaded of the weight and
+        bias.
     bulk : bool
-        Whether a row that is taken in turn is sent for by one thread, which a device from `BULK_ARCHITECTURE` on
-        can: more instructions for others, and a later start.
+        Whether one thread loads a slot's row by a bulk copy, which a device from `BULK_ARCHITECTURE` on has. Other
+        threads issue more instructions then, and the first row is worked on later.
     statistics_ahead : bool
-        Whether statistics that are given are sent for many turns ahead, rather than waited for
-        (norm/backward_rows.cuh).
+        Whether statistics that are given are loaded many rows before they are used (norm/backward_rows.cuh).
     """
 
     BULK_ARCHITECTURE: ClassVar[int] = 90
 
     in_shared: bool = False
     stages: int = 0
-    together: int = 1
+    rows_per_pass: int = 1
     bulk: bool = False
     statistics_ahead: bool = False
 
     @property
     def chunk(self) -> int:
-        """Columns of a row that a CTA holds."""
-        return self.threads_per_row * self.steps * self.vector
+        """Columns of a row that a CTA has at a time."""
+        return self.threads_per_row * self.vectors_per_thread * self.vec_size
 
     def is_unaligned(self, hidden: int, asked: bool) -> bool:
         """Return whether rows are no whole vectors: as `asked`, or of so many columns. Of one element, all are."""
-        return hidden % self.vector != 0 or (asked and self.vector > 1)
+        return hidden % self.vec_size != 0 or (asked and self.vec_size > 1)
 
     @property
     def reserved_shared(self) -> int:
-        """About the most shared memory, in bytes, that a kernel declares for its reductions, beside dynamic one.
+        """About the most static shared memory, in bytes, that a kernel declares for its reductions.
 
-        Warps tell each other up to 6 sums, in 4 bytes each, and CTAs up to 5, through as many buffers as rows are told
-        at a time.
+        Warps publish up to 6 sums of 4 bytes each, and CTAs up to 5. There are two buffers for each row whose sums are
+        published at a time.
         """
-        told = 4 * 6 * 2 * self.threads // 32
+        published = 4 * 6 * 2 * self.threads // 32
         if self.ctas_per_row > 1:
-            told += (4 * 5 * self.ctas_per_row + 8) * (2 + 2 * self.lag)
-        return max(RESERVED_SHARED, told + 8 * self.stages)
+            published += (4 * 5 * self.ctas_per_row + 8) * (2 + 2 * self.lag)
+        return max(RESERVED_SHARED, published + 8 * self.stages)
 
     @property
     def lag(self) -> int:
-        """For how many rows sums are told while the row before is finished, so that nobody waits for them."""
+        """By how many rows y comes after its row's sums are published, so that no CTA waits for those of others."""
         return int(self.ctas_per_row > 1 and self.stages > 2)
 
     @property
     def symbol(self) -> str:
-        held = f"_stages{self.stages}" if self.stages else "_shared" if self.in_shared else ""
-        together = f"_together{self.together}" if self.together > 1 else ""
+        where = f"_stages{self.stages}" if self.stages else "_shared" if self.in_shared else ""
+        per_pass = f"_pass{self.rows_per_pass}" if self.rows_per_pass > 1 else ""
         ways = "".join(f"_{way}" for way in present(bulk=self.bulk, statistics_ahead=self.statistics_ahead))
-        return f"{super().symbol}{held}{together}{ways}"
+        return f"{super().symbol}{where}{per_pass}{ways}"
 
 
 class Regions:
@@ -101,14 +104,14 @@ class Regions:
         self.bytes = start
 
     def add(self, dtype: DType) -> int:
-        """Return where a region begins that holds a row of each of the CTA's rows."""
+        """Return the offset of a new region, which has room for each of the CTA's rows."""
         start = self.bytes
         self.bytes += -(-self._columns * dtype.bytes // 16) * 16
         return start
 
 
 class Slot:
-    """Where a kernel that takes rows in turn keeps what a row needs, and its output where no vector fits that.
+    """The layout of a persistent kernel's slots: the arrays of a row, and its output if rows are unaligned.
 
     Parameters
     ----------
@@ -157,19 +160,19 @@ class RowVectors:
         self.bytes = widest
         self.full = min(16 // widest, power_of_two(hidden))
         self.vectors = math.ceil(hidden / self.full)
-        self.vector = min(self.full, hidden & -hidden)
-        if self.vector * min(dtype.bytes for dtype in rows) < NARROWEST_BYTES:
-            self.vector = self.full
+        self.vec_size = min(self.full, hidden & -hidden)
+        if self.vec_size * min(dtype.bytes for dtype in rows) < NARROWEST_BYTES:
+            self.vec_size = self.full
 
     @property
     def is_narrow(self) -> bool:
         """Whether it is read in smaller vectors."""
-        return self.vector < self.full
+        return self.vec_size < self.full
 
     @property
     def is_padded(self) -> bool:
         """Whether its last vector is there in part."""
-        return self.hidden % self.vector != 0
+        return self.hidden % self.vec_size != 0
 
 
 class ForwardRow(NamedTuple):
@@ -183,10 +186,11 @@ class ForwardRow(NamedTuple):
         Columns.
     rows, columns : tuple of DType
         Of the arrays of rows that are read, and of the weight and bias.
-    held, output : DType
-        Of the row in whose place y is put together, the residual where it is added before, else x; and of y.
+    normalized, output : DType
+        Of the row that is normalized, which is of the residual's type where that is added before and else of x's, and
+        of y.
     several : bool
-        Whether a CTA may have several rows, one after the other or together: they have one weight.
+        Whether a CTA may have several rows, one after another or in one pass: they have one weight.
     row_scaled : bool
         Whether each row of y has a scale: it is stored once, when that is known.
     sum : DType or None
@@ -197,7 +201,7 @@ class ForwardRow(NamedTuple):
     hidden: int
     rows: tuple[DType, ...]
     columns: tuple[DType, ...]
-    held: DType
+    normalized: DType
     output: DType
     several: bool = True
     row_scaled: bool = False
@@ -205,29 +209,31 @@ class ForwardRow(NamedTuple):
 
     @property
     def case(self) -> tuple[object, ...]:
-        """What tells rows apart that may have different configurations."""
-        types = ((self.held,), (self.output,), self.rows, self.columns, (self.sum,) if self.sum else ())
+        """What a configuration depends on: equal cases have equal configurations."""
+        types = ((self.normalized,), (self.output,), self.rows, self.columns, (self.sum,) if self.sum else ())
         sizes = (tuple(dtype.bytes for dtype in group) for group in types)
         return "norm", self.norm, self.hidden, self.several, self.row_scaled, *sizes
 
     @property
-    def may_take_turns(self) -> bool:
-        """Whether a CTA may take rows in turn through a ring, or several together."""
+    def may_be_persistent(self) -> bool:
+        """Whether a kernel may be persistent, or work on several rows in one pass."""
         return self.several and not self.row_scaled
 
     @property
     def staged_bytes(self) -> int:
         """Of a column, where rows are in shared memory."""
-        return sum(dtype.bytes for dtype in self.rows) + self.output.bytes * (self.output.bytes != self.held.bytes)
+        return sum(dtype.bytes for dtype in self.rows) + self.output.bytes * (
+            self.output.bytes != self.normalized.bytes
+        )
 
     def fits(self, config: NormConfig, limits: DeviceLimits) -> bool:
         """Whether a CTA's shared memory has room."""
         if config.stages:
             slots = Slot(config, self.rows, self.output).bytes
-            return self.may_take_turns and slots + config.reserved_shared <= limits.shared_memory_per_cta
+            return self.may_be_persistent and slots + config.reserved_shared <= limits.shared_memory_per_cta
         # Where rows are in registers, unaligned ones travel through shared memory one array at a time.
-        put_together = max(dtype.bytes for dtype in (*self.rows, self.output, self.held))
-        kept = config.together * self.staged_bytes if config.in_shared else config.rows_per_cta * put_together
+        put_together = max(dtype.bytes for dtype in (*self.rows, self.output, self.normalized))
+        kept = config.rows_per_pass * self.staged_bytes if config.in_shared else config.rows_per_cta * put_together
         return config.chunk * kept + RESERVED_SHARED <= limits.shared_memory_per_cta
 
 
@@ -259,7 +265,7 @@ class BackwardRow(NamedTuple):
 
     @property
     def case(self) -> tuple[object, ...]:
-        """What tells rows apart that may have different configurations."""
+        """What a configuration depends on: equal cases have equal configurations."""
         sizes = (dtype.bytes for dtype in (*self.rows, *((self.output,) if self.output else ())))
         return "norm backward", *self._replace(rows=(), output=None), self.output is None, *sizes
 

@@ -102,7 +102,7 @@ _LAST = (
     Margin(
         "sm_margin",
         doc="""Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs
-        than the remaining ones hold, each of which takes rows in turn. A kernel of its own.""",
+        than the remaining ones hold, each of which works on one row after another. A kernel of its own.""",
     ),
     Stream(
         "stream",

@@ -55,7 +55,7 @@ class NormFamily:
     name = "norms"
 
     def check(self, request: Request) -> None:
-        """Refuse what types and presence alone tell to be wrong."""
+        """Refuse what types and presence alone show to be wrong."""
         dtypes = request.dtypes
         out = dtypes.get("out")
 
@@ -144,9 +144,9 @@ def forward_row(request: Request) -> ForwardRow:
         request.columns,
         (x, residual) if residual else (x,),
         tuple(dtype for dtype in (dtypes["weight"], dtypes["bias"]) if dtype),
-        held=residual if residual and adds == "before" else x,
+        normalized=residual if residual and adds == "before" else x,
         output=out,
-        # What a CTA that takes rows in turn keeps of the weight is of all rows.
+        # What a persistent kernel keeps of the weight is for all rows.
         several=not request.per_head,
         row_scaled=dtypes.get("row_scale") is not None,
         sum=dtypes.get("residual_out"),

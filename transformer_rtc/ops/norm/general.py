@@ -105,9 +105,9 @@ def params_of(symbol: str, arrays: Sequence[str]) -> Params:
 def rounds(request: Request) -> bool:
     """Return whether a forward's kernel rounds x * rstd before the weight: not where that changes no bit."""
     dtypes = request.dtypes
-    held = dtypes.get("residual_out") or dtypes["x"]
-    alone = dtypes["weight"] is None and dtypes["bias"] is None and dtypes["out"] is held
-    return "round_before_weight" in request.flags and held is not FLOAT32 and not alone
+    normalized = dtypes.get("residual_out") or dtypes["x"]
+    alone = dtypes["weight"] is None and dtypes["bias"] is None and dtypes["out"] is normalized
+    return "round_before_weight" in request.flags and normalized is not FLOAT32 and not alone
 
 
 def launches(norm: str, backward: bool, request: Request) -> tuple[tuple[str, LaunchRule], ...]:

@@ -44,7 +44,7 @@ FORWARD_WEIGHTS = {
     "shared_other": 0.0462,
     "pairs": 0.1724,
     "ring": 0.0193,
-    "held": 0.1489,
+    "in_registers": 0.1489,
     "elements_other": -0.219,
 }
 BACKWARD_WEIGHTS = {
@@ -76,30 +76,32 @@ _SLOTS = {True: 3, False: 2}
 _SLOTS_OF_GRID = (3, 2)
 _OF_ANOTHER_RING = 0.03  # of a cost: about what another ring gains or loses
 _MOST_PADDED_IN_REGISTERS = 1024  # vectors of 16 bytes
-_STEPS_OF_CHUNK = 4  # vectors of a thread, where a row is read again in chunks
+_VECTORS_OF_CHUNK = 4  # vectors of a thread, where a row is read again in chunks
 
 
 def _unfilled(config: NormConfig, hidden: int) -> float:
     """Return the share of the threads' vectors that a row has no columns for."""
-    return 1 - math.ceil(hidden / config.vector) / (config.ctas_per_row * config.threads_per_row * config.steps)
+    return 1 - math.ceil(hidden / config.vec_size) / (
+        config.ctas_per_row * config.threads_per_row * config.vectors_per_thread
+    )
 
 
 def forward_terms(config: NormConfig, row: ForwardRow, limits: DeviceLimits) -> dict[str, float]:
     """Return what a forward kernel's cost depends on, by the names of the weights."""
-    elements = config.steps * config.vector
-    registers = _OTHER_REGISTERS + elements * len(row.rows) * (1 if row.held.bytes == 4 else 0.75)
+    elements = config.vectors_per_thread * config.vec_size
+    registers = _OTHER_REGISTERS + elements * len(row.rows) * (1 if row.normalized.bytes == 4 else 0.75)
     shared = RESERVED_SHARED
     if config.stages:
         registers, shared = _REGISTERS_IN_SHARED, shared + Slot(config, row.rows, row.output).bytes
     elif config.in_shared:
-        registers, shared = _REGISTERS_IN_SHARED, shared + config.chunk * config.together * row.staged_bytes
+        registers, shared = _REGISTERS_IN_SHARED, shared + config.chunk * config.rows_per_pass * row.staged_bytes
     if config.in_shared and row.norm == "layer_norm":
         registers *= 2
     resident = resident_ctas(config.threads, registers, shared, limits)
-    rows = config.rows_per_cta * config.together * max(1, config.stages - 1)
+    rows = config.rows_per_cta * config.rows_per_pass * max(1, config.stages - 1)
     of_cta = row.hidden / config.ctas_per_row * sum(dtype.bytes for dtype in row.rows)
     # y that is stored in other bytes than what is read is put together in a part of shared memory of its own.
-    is_other = row.output.bytes != row.held.bytes
+    is_other = row.output.bytes != row.normalized.bytes
     return {
         "unfilled": _unfilled(config, row.hidden),
         "ctas": math.log2(config.ctas_per_row),
@@ -107,18 +109,18 @@ def forward_terms(config: NormConfig, row: ForwardRow, limits: DeviceLimits) -> 
         "rows": math.log2(config.rows_per_cta),
         "short": max(0.0, 1 - resident * rows * of_cta / _ENOUGH_IN_FLIGHT),
         "resident": 1 / resident,
-        "shared": float(config.in_shared and not config.stages and config.together == 1),
-        "shared_other": float(config.in_shared and not config.stages and config.together == 1 and is_other),
-        "pairs": float(config.together > 1),
+        "shared": float(config.in_shared and not config.stages and config.rows_per_pass == 1),
+        "shared_other": float(config.in_shared and not config.stages and config.rows_per_pass == 1 and is_other),
+        "pairs": float(config.rows_per_pass > 1),
         "ring": float(config.stages > 0),
-        "held": 0.0 if config.in_shared else elements / _MOST_ELEMENTS,
+        "in_registers": 0.0 if config.in_shared else elements / _MOST_ELEMENTS,
         "elements_other": elements / _MOST_ELEMENTS if is_other else 0.0,
     }
 
 
 def backward_terms(config: NormConfig, row: BackwardRow, limits: DeviceLimits) -> dict[str, float]:
     """Return what a backward kernel's cost depends on, by the names of the weights."""
-    elements = config.steps * config.vector
+    elements = config.vectors_per_thread * config.vec_size
     registers = _OTHER_REGISTERS + elements * _BACKWARD_REGISTERS[row.norm]
     shared = RESERVED_SHARED + Slot(config, row.rows, row.output, sums=True).bytes
     resident = resident_ctas(config.threads, min(registers, _MOST_BACKWARD_REGISTERS), shared, limits)
@@ -169,16 +171,16 @@ def forward_rule(row: ForwardRow, limits: DeviceLimits) -> NormConfig:
         found = next((config for config in _padded(vectors, limits) if row.fits(config, limits)), None)
     else:
         configs = [config for config in plain_candidates(row, limits) if may_be_chosen(config, row)]
-        if row.may_take_turns:
-            # CTAs that meet in global memory take rows in turn: a ring hides that.
-            others = [_in_turn(config, row, limits) if config.exchange == "grid" else config for config in configs]
+        if row.may_be_persistent:
+            # CTAs exchange sums through global memory slowly: a persistent kernel hides that.
+            others = [_persistent(config, row, limits) if config.exchange == "grid" else config for config in configs]
             configs = [config for config in others if config is not None] or configs
         found = min(configs, key=lambda config: forward_cost(config, row, limits), default=None)
     return found or _chunked(vectors, row, limits)
 
 
 def may_be_chosen(config: NormConfig, row: ForwardRow) -> bool:
-    """Whether the rule considers a configuration of a forward kernel that does not take rows in turn.
+    """Whether the rule considers a configuration of a forward kernel that is not persistent.
 
     LayerNorm is slower in registers of several CTAs than in their shared memory: it exchanges twice.
     """
@@ -186,9 +188,9 @@ def may_be_chosen(config: NormConfig, row: ForwardRow) -> bool:
     return not (in_registers and row.norm == "layer_norm")
 
 
-def _in_turn(config: NormConfig, row: ForwardRow, limits: DeviceLimits) -> NormConfig | None:
-    """Return a configuration whose CTAs take rows in turn, through as many slots as have room; None: through none."""
-    rings = (config.replace(in_shared=True, together=1, stages=stages) for stages in _SLOTS_OF_GRID)
+def _persistent(config: NormConfig, row: ForwardRow, limits: DeviceLimits) -> NormConfig | None:
+    """Return a configuration of a persistent kernel, with as many slots as there is room for; None: there is none."""
+    rings = (config.replace(in_shared=True, rows_per_pass=1, stages=stages) for stages in _SLOTS_OF_GRID)
     return next((ring for ring in rings if row.fits(ring, limits)), None)
 
 
@@ -200,25 +202,25 @@ def _padded(vectors: RowVectors, limits: DeviceLimits) -> Iterator[NormConfig]:
     for ctas in numbers_of_ctas(limits):
         share = math.ceil(vectors.vectors / ctas)
         in_shared = ctas > 1 or share > _MOST_PADDED_IN_REGISTERS
-        steps = 4 if in_shared else min(2, math.ceil(share / 32))
-        threads = threads_for(share, steps)
+        vectors_per_thread = 4 if in_shared else min(2, math.ceil(share / 32))
+        threads = threads_for(share, vectors_per_thread)
         if threads <= (512 if ctas > 1 else 1024):
             rows = 1 if in_shared else max(1, 128 // threads)
             clusters = has_clusters(limits) and ctas > 1
-            yield NormConfig(threads, rows, vectors.vector, steps, ctas, clusters, in_shared)
+            yield NormConfig(threads, rows, vectors.vec_size, vectors_per_thread, ctas, clusters, in_shared)
 
 
 def _chunked(vectors: RowVectors, row: ForwardRow, limits: DeviceLimits) -> NormConfig:
-    """Return the configuration of rows that are too long to be held: chunks of vectors of a thread, read again."""
+    """Return the configuration of rows that are too long for the chip: they are read again, chunk by chunk."""
     ctas = most_ctas(limits)
     share = math.ceil(vectors.vectors / ctas)
-    chunks = math.ceil(share / (1024 * _STEPS_OF_CHUNK))
-    threads = threads_for(math.ceil(share / chunks), _STEPS_OF_CHUNK)
-    steps = _STEPS_OF_CHUNK * vectors.full // vectors.vector
+    chunks = math.ceil(share / (1024 * _VECTORS_OF_CHUNK))
+    threads = threads_for(math.ceil(share / chunks), _VECTORS_OF_CHUNK)
+    vectors_per_thread = _VECTORS_OF_CHUNK * vectors.full // vectors.vec_size
     # Four vectors of sums of floats that become 8 bits would spill.
-    if len(row.rows) > 1 and (row.sum or row.held).bytes == 4 and row.output.bytes == 1:
-        steps //= 2
-    return NormConfig(threads, 1, vectors.vector, steps, ctas, has_clusters(limits) and ctas > 1)
+    if len(row.rows) > 1 and (row.sum or row.normalized).bytes == 4 and row.output.bytes == 1:
+        vectors_per_thread //= 2
+    return NormConfig(threads, 1, vectors.vec_size, vectors_per_thread, ctas, has_clusters(limits) and ctas > 1)
 
 
 @lru_cache(maxsize=1024)
@@ -268,7 +270,7 @@ def expected_cost(config: NormConfig, row: BackwardRow, limits: DeviceLimits) ->
 
 
 def configure_wide_backward(row: BackwardRow) -> NormConfig:
-    """Choose how a backward kernel's rows are divided that do not fit on the chip: by vector, of one CTA."""
-    vector = RowVectors(row.hidden, row.rows, row.output).vector
-    threads = 32 * math.ceil(row.hidden / (32 * vector))
-    return NormConfig(min(1024, threads), 1, vector, 1)
+    """Choose how a backward kernel's rows are divided that do not fit on the chip: among the threads of one CTA."""
+    vec_size = RowVectors(row.hidden, row.rows, row.output).vec_size
+    threads = 32 * math.ceil(row.hidden / (32 * vec_size))
+    return NormConfig(min(1024, threads), 1, vec_size, 1)

@@ -29,9 +29,8 @@ _REGISTERS_OF_QUARTER = 512
 # Of a multiprocessor. Those of sm_89 and sm_120 hold 24: there the compiler ignores what a few kernels of one warp ask
 # for.
 _MOST_CTAS = 32
-# Threads and steps of LayerNorm's 16-bit rows, weight and bias for which the compiler spills 8 to 28 bytes to have 40
-# registers, where one CTA stores rstd; without it, it takes 48 (7680: 0.984, spilled 0.941; 16128: 0.988, 0.879; only
-# 5744 and 9024 lose by it, 0.948 and 0.966, 0.958 and 0.969).
+# Threads, and vectors of each, of LayerNorm's 16-bit rows, weight and bias for which the compiler spills to fit in 40
+# registers, where one CTA stores rstd. With launch bounds for 48 it does not, and all but two of them are faster.
 _SPILLED_DIVISIONS = {(64, 5), (96, 5), (192, 4), (192, 5), (256, 6), (288, 4), (288, 5), (288, 6), (288, 7)}
 
 
@@ -45,7 +44,7 @@ class RowSpec(KernelSpec):
     @property
     def vec_size(self) -> int:
         """Return the elements of a vector that every row is whole ones of; 1: rows may lie anywhere."""
-        return 1 if self.unaligned else self.config.vector
+        return 1 if self.unaligned else self.config.vec_size
 
     @property
     def chunks(self) -> int:
@@ -57,7 +56,7 @@ class RowSpec(KernelSpec):
 
     @property
     def _registers(self) -> int:
-        """For how many of a thread the compiler is told to make room, where it finds another number; else 0."""
+        """The registers of a thread that the launch bounds leave room for; 0: the compiler chooses well by itself."""
         return 0
 
     def _bounds(self, shared_bytes: int) -> str:
@@ -66,7 +65,7 @@ class RowSpec(KernelSpec):
         bounds = str(config.threads)
         resident = SHARED_OF_MULTIPROCESSOR // (shared_bytes + config.reserved_shared)
         # Else the compiler spills, or does with few registers, to fit one more CTA: in a cooperative grid, which is
-        # held back by its barrier anyway, or where shared memory has no place for it.
+        # held back by its barrier anyway, or where shared memory has no room for it.
         if config.exchange == "grid" or resident < 2:
             bounds += ", 1"
         elif self._registers:
@@ -90,13 +89,13 @@ class RowSpec(KernelSpec):
             "HIDDEN": self.hidden,
             "THREADS_PER_ROW": config.threads_per_row,
             "ROWS_PER_CTA": config.rows_per_cta,
-            "VEC_SIZE": config.vector,
-            "VECTORS_PER_THREAD": config.steps,
+            "VEC_SIZE": config.vec_size,
+            "VECTORS_PER_THREAD": config.vectors_per_thread,
             "CTAS_PER_ROW": config.ctas_per_row,
             "CHUNKS": self.chunks,
             "STAGES": config.stages,
             "LAG": config.lag,
-            "ROWS_PER_PASS": config.together,
+            "ROWS_PER_PASS": config.rows_per_pass,
         }
         macros = flags | {
             # A power of two, at most 32 / hidden (norm/statistics.cuh).
@@ -117,7 +116,7 @@ class RowSpec(KernelSpec):
         config = self.config
         return entry_rule(
             threads=config.threads,
-            rows_per_cta=config.rows_per_cta * config.together,
+            rows_per_cta=config.rows_per_cta * config.rows_per_pass,
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
             dynamic_shared_memory=dynamic_shared_memory,
@@ -158,7 +157,7 @@ class ForwardSpec(RowSpec):
     per_head : bool
         Whether each head has a weight and bias of its own.
     repeats : bool
-        Whether a CTA takes several rows in turn.
+        Whether a CTA works on several rows, one after another.
     hidden : int
         Columns.
     config : NormConfig
@@ -233,10 +232,10 @@ class ForwardSpec(RowSpec):
                 return 0
             if config.in_shared:
                 return 96 if config.chunk * config.ctas_per_row == self.hidden else 112
-            if config.vector >= 4 and config.steps * config.vector >= 32:
+            if config.vec_size >= 4 and config.vectors_per_thread * config.vec_size >= 32:
                 return 88 if self.norm == "layer_norm" else 80
         staged = self.output.bytes != self._replaced.bytes
-        pairs = config.together > 1
+        pairs = config.rows_per_pass > 1
         # RMSNorm with a bias is divided as LayerNorm is; of it, pairs of rows alone spill.
         tight = self.norm == "layer_norm" or (pairs and self.bias is not None)
         if staged and config.in_shared and not (config.stages or self._columns_ahead) and tight:
@@ -247,10 +246,10 @@ class ForwardSpec(RowSpec):
             if self.input.bytes == 4:
                 return 96 if config.chunk * config.ctas_per_row == self.hidden and config.threads <= 256 else 104
             return 96 if self.output.bytes == 1 else 72
-        if staged and tight and not config.in_shared and 16 < config.steps * config.vector <= 32:
+        if staged and tight and not config.in_shared and 16 < config.vectors_per_thread * config.vec_size <= 32:
             return 96  # likewise
         if pairs and config.chunk * config.ctas_per_row != self.hidden:
-            return 56 if config.steps * config.vector <= 32 else 96  # likewise
+            return 56 if config.vectors_per_thread * config.vec_size <= 32 else 96  # likewise
         if self._spills:
             return 48  # likewise
         if not (config.stages or self._columns_ahead or pairs) and self.chunks == 1:
@@ -259,18 +258,18 @@ class ForwardSpec(RowSpec):
         if staged or not self._columns_ahead:
             return 0
         columns = sum(dtype.bytes for dtype in (self.weight, self.bias) if dtype)
-        return max(80, 5 * config.vector * columns // 2) + (16 if self.residual else 0)
+        return max(80, 5 * config.vec_size * columns // 2) + (16 if self.residual else 0)
 
     def _fewest_registers(self, staged: bool) -> int:
-        """Return how many hold a row, where the compiler takes more to have more loads of one thread on their way."""
+        """Return how many a row needs, where the compiler takes more so that a thread has more loads in flight."""
         config = self.config
-        elements = config.steps * config.vector
+        elements = config.vectors_per_thread * config.vec_size
         if self.repeats or self.unaligned or config.rows_per_cta > 1:
             return 0
         if self.norm == "rms_norm" and not self.residual:
             # In shared memory only where one CTA fewer is half of them, or much is stored.
             few = config.threads >= 1024 or (staged and elements <= 16) if config.in_shared else elements <= 16
-            return 32 if few and (config.in_shared or config.steps <= 2) and len(self.stores) < 2 else 0
+            return 32 if few and (config.in_shared or config.vectors_per_thread <= 2) and len(self.stores) < 2 else 0
         whole = config.in_shared and not staged and config.ctas_per_row == 1 and not self._has_wide_columns
         return 48 if whole and self.norm == "layer_norm" and elements < 64 else 0
 
@@ -281,11 +280,11 @@ class ForwardSpec(RowSpec):
 
     @property
     def _spills(self) -> bool:
-        """Whether the compiler spills unless it is told of registers: a row of one CTA, of _SPILLED_DIVISIONS."""
+        """Whether the compiler spills without launch bounds for more registers."""
         config = self.config
         narrow = all(column and column.bytes == 2 for column in (self.weight, self.bias)) and not self.residual
-        alone = config.in_shared and config.ctas_per_row == 1 and config.vector == 8 and not config.stages
-        listed = (config.threads, config.steps) in _SPILLED_DIVISIONS
+        alone = config.in_shared and config.ctas_per_row == 1 and config.vec_size == 8 and not config.stages
+        listed = (config.threads, config.vectors_per_thread) in _SPILLED_DIVISIONS
         return listed and alone and narrow and self.norm == "layer_norm" and "rstd" in self.stores
 
     @property
@@ -297,7 +296,9 @@ class ForwardSpec(RowSpec):
     def _columns_ahead(self) -> bool:
         """Whether all of a thread's weight and bias is on its way at once (norm/forward_shared.cu)."""
         config = self.config
-        ahead = config.in_shared and config.together == 1 and config.steps == 8 and config.threads <= 256
+        ahead = (
+            config.in_shared and config.rows_per_pass == 1 and config.vectors_per_thread == 8 and config.threads <= 256
+        )
         return ahead and self.norm == "layer_norm" and not (self._repeats or self.unaligned)
 
     @property
@@ -338,7 +339,7 @@ class ForwardSpec(RowSpec):
         at = {"RESIDUAL_AT": residual_at, "STAGE_BYTES": regions.bytes}
         if self.unaligned:
             at["OUT_AT"] = out_at
-        return at, self.config.together * regions.bytes
+        return at, self.config.rows_per_pass * regions.bytes
 
     @property
     def _types(self) -> dict[str, DType]:
@@ -372,5 +373,5 @@ class ForwardSpec(RowSpec):
 
     @property
     def launch_rule(self) -> LaunchRule:
-        values = self.config.together * (3 if self.norm == "layer_norm" else 1)
+        values = self.config.rows_per_pass * (3 if self.norm == "layer_norm" else 1)
         return self._rule(values, self._layout()[1], 0, self.repeats or self.config.stages > 0)

@@ -30,13 +30,13 @@ class SoftmaxConfig(RowDivision):
     Attributes
     ----------
     chunked : bool
-        Whether a CTA's part of a row may be longer than what its threads hold: it is read twice then.
+        Whether a CTA's part of a row may be longer than its threads' registers: it is read twice then.
     staged : bool
-        Whether a CTA's part of a row is in shared memory; else its threads hold it. A kernel of such rows is launched
+        Whether a CTA's part of a row is in shared memory; else it is in registers. A kernel of such rows is launched
         with any number of warps up to `MOST_STAGED_THREADS`.
-    in_turn : bool
-        Whether CTAs take rows in turn, the next of which comes to shared memory while their threads hold one: of the
-        backward alone, and where all columns take part.
+    persistent : bool
+        Whether a CTA works on one row after another, and the next one comes to shared memory while a row is in
+        registers. Backward kernels alone may be, where all columns take part.
     tiled : bool
         Whether a thread has a row, and a warp brings those of its threads through shared memory: where all columns take
         part.
@@ -46,7 +46,7 @@ class SoftmaxConfig(RowDivision):
 
     chunked: bool = False
     staged: bool = False
-    in_turn: bool = False
+    persistent: bool = False
     tiled: bool = False
 
     @property
@@ -55,12 +55,12 @@ class SoftmaxConfig(RowDivision):
         return self.replace(threads_per_row=self.MOST_STAGED_THREADS) if self.staged else self
 
     @property
-    def takes_turns(self) -> bool:
+    def grid_is_resident(self) -> bool:
         """Whether a launch has as many CTAs as are resident together."""
-        return self.in_turn or self.tiled
+        return self.persistent or self.tiled
 
     def bounds(self, resident: int, bounds_short: bool = False) -> str:
-        """Return a kernel's launch bounds: CTAs whose threads hold a row are so many threads of a multiprocessor.
+        """Return a kernel's launch bounds: CTAs with rows in registers are so many threads of a multiprocessor.
 
         Staged rows need few registers, and so do those of fewer than 128 threads, but where `bounds_short`.
         """
@@ -71,21 +71,26 @@ class SoftmaxConfig(RowDivision):
     @property
     def symbol(self) -> str:
         return "_".join(
-            (super().symbol, *present(chunked=self.chunked, staged=self.staged, in_turn=self.in_turn, tiled=self.tiled))
+            (
+                super().symbol,
+                *present(chunked=self.chunked, staged=self.staged, persistent=self.persistent, tiled=self.tiled),
+            )
         )
 
     def shared_memory(self, columns: int, staged: Sequence[DType]) -> int:
         """Return the bytes that a CTA needs for arrays of these types, of rows of so many columns."""
-        if self.in_turn:
-            return sum(self.threads * self.steps * self.vector * dtype.bytes for dtype in staged)
+        if self.persistent:
+            return sum(self.threads * self.vectors_per_thread * self.vec_size * dtype.bytes for dtype in staged)
         if self.tiled:
-            return 2 * self.threads * self.steps * 16 * len(staged)  # of each, what the widest array has, and the next
+            return (
+                2 * self.threads * self.vectors_per_thread * 16 * len(staged)
+            )  # of each, what the widest array has, and the next
         if not self.staged:
             return 0
-        unit = self.vector * self.ctas_per_row
-        slice_columns = columns if self.ctas_per_row == 1 else -(-columns // unit) * self.vector
+        unit = self.vec_size * self.ctas_per_row
+        slice_columns = columns if self.ctas_per_row == 1 else -(-columns // unit) * self.vec_size
         # trtc::staged_bytes, at any shift.
-        elements = (slice_columns + 2 * self.vector - 2) // self.vector * self.vector
+        elements = (slice_columns + 2 * self.vec_size - 2) // self.vec_size * self.vec_size
         return sum(-(-elements * dtype.bytes // 16) * 16 for dtype in staged)
 
 
@@ -116,7 +121,7 @@ class SoftmaxRow(NamedTuple):
 
     @property
     def case(self) -> tuple[object, ...]:
-        """What tells rows apart that may have different configurations."""
+        """What a configuration depends on: equal cases have equal configurations."""
         sizes = (tuple(dtype.bytes for dtype in group) for group in (self.rows, self.staged))
         return "softmax", *self._replace(rows=(), staged=()), *sizes
 
@@ -126,7 +131,7 @@ class SoftmaxRow(NamedTuple):
         return max(dtype.bytes for dtype in self.rows)
 
     @property
-    def vector(self) -> int:
+    def vec_size(self) -> int:
         """Elements of a vector."""
         return 16 // self.widest
 

@@ -48,7 +48,7 @@ class SoftmaxFamily:
     name = "softmax"
 
     def check(self, request: Request) -> None:
-        """Refuse what types and presence alone tell to be wrong."""
+        """Refuse what types and presence alone show to be wrong."""
         dtypes = request.dtypes
         if dtypes.get("dsink") and not (dtypes["sink"] and dtypes["lse"]):
             missing = "sink" if not dtypes["sink"] else "lse"

@@ -11,7 +11,7 @@ from functools import lru_cache
 from ...spec import DeviceLimits
 from ..division import cost_of, has_clusters, most_ctas, power_of_two, resident_ctas
 from ..shipped import shipped
-from .candidates import MOST_OF_CTA_IN_TURN, candidates
+from .candidates import MOST_OF_PERSISTENT_CTA, candidates
 from .config import SoftmaxConfig, SoftmaxRow
 
 __all__ = ["WEIGHTS", "configure", "cost", "rule", "terms"]
@@ -21,24 +21,24 @@ WEIGHTS = {
     "resident": 0.3828,
     "staged_vectors": 0.0058,
     "staged_short": 0.0347,
-    "held_rows": -0.0195,
-    "held_lanes": 0.0027,
-    "in_turn": -0.0202,
+    "register_rows": -0.0195,
+    "register_lanes": 0.0027,
+    "persistent": -0.0202,
 }
 # Registers of a thread beside its elements, and of one whose row is staged.
 _REGISTERS, _REGISTERS_STAGED = 24, 40
 # Bytes of staged rows that are enough, and the logarithm of the best number of vectors of a thread.
 _ENOUGH_IN_FLIGHT = 160 * 1000
 _LOG_OF_VECTORS = 2.4
-_MOST_THREADS_THAT_HOLD = 32
+_MOST_REGISTER_THREADS = 32
 
 
 def terms(config: SoftmaxConfig, row: SoftmaxRow, limits: DeviceLimits) -> dict[str, float]:
     """Return what a kernel's cost depends on, by the names of the weights."""
     arrays = 1 + row.backward
-    share = math.ceil(math.ceil(row.columns / row.vector) / config.ctas_per_row)
-    held = not (config.staged or config.tiled)
-    elements = config.steps * row.vector * arrays
+    share = math.ceil(math.ceil(row.columns / row.vec_size) / config.ctas_per_row)
+    in_registers = not (config.staged or config.tiled)
+    elements = config.vectors_per_thread * row.vec_size * arrays
     registers = _REGISTERS_STAGED if config.staged else _REGISTERS + elements * (1 if row.widest == 4 else 0.8)
     resident = resident_ctas(config.threads, registers, config.shared_memory(row.columns, row.staged), limits)
     in_flight = resident * share * 16 * arrays
@@ -48,9 +48,9 @@ def terms(config: SoftmaxConfig, row: SoftmaxRow, limits: DeviceLimits) -> dict[
         "resident": 1 / resident,
         "staged_vectors": (vectors - _LOG_OF_VECTORS) ** 2 if config.staged else 0.0,
         "staged_short": max(0.0, 1 - in_flight / _ENOUGH_IN_FLIGHT) if config.staged else 0.0,
-        "held_rows": math.log2(config.rows_per_cta) if held else 0.0,
-        "held_lanes": max(0.0, 5 - math.log2(config.threads_per_row)) if held else 0.0,
-        "in_turn": float(config.in_turn),
+        "register_rows": math.log2(config.rows_per_cta) if in_registers else 0.0,
+        "register_lanes": max(0.0, 5 - math.log2(config.threads_per_row)) if in_registers else 0.0,
+        "persistent": float(config.persistent),
     }
 
 
@@ -62,17 +62,17 @@ def cost(config: SoftmaxConfig, row: SoftmaxRow, limits: DeviceLimits) -> float:
 def _is_of_few(config: SoftmaxConfig, limits: DeviceLimits) -> bool:
     """Whether the rule considers a configuration.
 
-    One kernel stages rows of many lengths, and one that holds rows has few lengths. So threads hold short rows alone,
-    and take in turn only the longest ones that clusters can.
+    A kernel with rows in shared memory takes many lengths, and one with rows in registers few. So only short rows are
+    in registers, and only the longest ones that fit clusters are taken by a persistent kernel.
     """
-    if config.in_turn:
-        elements = config.threads_per_row * config.steps * config.vector
-        return config.clusters and config.ctas_per_row == most_ctas(limits) and 2 * elements > MOST_OF_CTA_IN_TURN
-    return config.staged or (config.ctas_per_row == 1 and config.threads_per_row <= _MOST_THREADS_THAT_HOLD)
+    if config.persistent:
+        elements = config.threads_per_row * config.vectors_per_thread * config.vec_size
+        return config.clusters and config.ctas_per_row == most_ctas(limits) and 2 * elements > MOST_OF_PERSISTENT_CTA
+    return config.staged or (config.ctas_per_row == 1 and config.threads_per_row <= _MOST_REGISTER_THREADS)
 
 
 def _of_few_kernels(config: SoftmaxConfig) -> SoftmaxConfig:
-    """Return a configuration like this one: threads that hold a row have a kernel for each number of them."""
+    """Return a configuration like this one: rows in registers have a kernel for each number of threads."""
     return config if config.staged else config.replace(threads_per_row=power_of_two(config.threads_per_row))
 
 
@@ -98,5 +98,5 @@ def rule(row: SoftmaxRow, limits: DeviceLimits) -> SoftmaxConfig:
     if found is not None:
         return found
     most = most_ctas(limits)
-    # Half of what a thread could hold: what two passes need beside it spills else.
-    return SoftmaxConfig(1024, 1, row.vector, 2, most, has_clusters(limits) and most > 1, chunked=True)
+    # Half of what a thread has registers for: with more, what two passes need would spill.
+    return SoftmaxConfig(1024, 1, row.vec_size, 2, most, has_clusters(limits) and most > 1, chunked=True)

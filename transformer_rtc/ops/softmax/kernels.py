@@ -79,17 +79,17 @@ class _SoftmaxSpec(KernelSpec):
             "BACKWARD": function == "softmax_backward",
             "COUNTS_ONES": types["Output"] is FLOAT32,
             "CHUNKED": config.chunked,
-            "PREFETCHED": config.in_turn and not self.unaligned,
+            "PREFETCHED": config.persistent and not self.unaligned,
             "UNALIGNED": self.unaligned,
             "CLUSTER": config.exchange == "cluster",
             "GRID": config.exchange == "grid",
-            "PERSISTENT": config.takes_turns or config.exchange == "grid",
+            "PERSISTENT": config.grid_is_resident or config.exchange == "grid",
         }
         numbers = {
             "THREADS_PER_ROW": config.threads_per_row,
             "ROWS_PER_CTA": config.rows_per_cta,
-            "VEC_SIZE": config.vector,
-            "VECTORS_PER_THREAD": config.steps,
+            "VEC_SIZE": config.vec_size,
+            "VECTORS_PER_THREAD": config.vectors_per_thread,
             "CTAS_PER_ROW": config.ctas_per_row,
             "EXCHANGED": 2 if function == "softmax_forward" else 1,
         }
@@ -109,8 +109,8 @@ class _SoftmaxSpec(KernelSpec):
             ctas_per_row=config.ctas_per_row,
             clusters=config.clusters,
             workspace_bytes=config.workspace_bytes(values),
-            persistent=config.takes_turns,
-            vec_size=1 if self.unaligned else config.vector,
+            persistent=config.grid_is_resident,
+            vec_size=1 if self.unaligned else config.vec_size,
         )
 
 
@@ -195,8 +195,8 @@ class SoftmaxForwardSpec(_SoftmaxSpec):
             "Mask": self.mask or BOOL,
             "Sink": self.sink or self.input,
         }
-        # 48 registers a thread, instead of 64, hold 16 values.
-        holds_few = self.config.steps * self.config.vector <= 16 and not (self.logarithm or self.mask)
+        # 16 values need 48 registers a thread, instead of 64.
+        holds_few = self.config.vectors_per_thread * self.config.vec_size <= 16 and not (self.logarithm or self.mask)
         return self._program("softmax_forward", types, flags, 1280 if holds_few else 1024)
 
     @property
@@ -263,8 +263,10 @@ class SoftmaxBackwardSpec(_SoftmaxSpec):
         flags = {"logarithm": self.logarithm, "causal": self.causal, "leaves_sums": self.sums}
         if not self.unaligned or self.config.tiled:
             return self._program("softmax_backward", types, flags)
-        # The compiler takes a few registers more than a multiprocessor has for the CTAs that it could hold.
-        return self._program("softmax_backward", types, flags, 1024 if self.config.steps <= 4 else 640, True)
+        # The compiler takes a few registers more than there are for as many CTAs as could be resident.
+        return self._program(
+            "softmax_backward", types, flags, 1024 if self.config.vectors_per_thread <= 4 else 640, True
+        )
 
     @property
     def launch_rule(self) -> LaunchRule:
