@@ -8,6 +8,7 @@
 #include "norm/partials.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
+#include "scaling.cuh"
 
 namespace trtc {
 
@@ -71,40 +72,6 @@ template <class Params>
 TRTC_DEVICE int64 head_of(const Params& params, int64 row) {
   const uint32 token = multiply_high(static_cast<uint32>(row), params.heads_magic) >> params.heads_shift;
   return params.heads == 1 ? 0 : static_cast<int64>(static_cast<uint32>(row) - token * params.heads);
-}
-
-// ---- A scale of each row --------------------------------------------------------------------------------------------
-
-// What a row is divided by whose largest magnitude is `amax`, so that this becomes `most`. A row of zeros has the
-// scale 1. 2^-126 at least: the inverse of less is no number, or overflows.
-struct RowScale {
-  float scale, inverse;
-
-  static TRTC_DEVICE RowScale of(float amax, float most) {
-    if (amax == 0.0f) return {1.0f, 1.0f};
-    const float inverse = divide(most, amax);  // of NaN, NaN
-    return {Maximum::of(divide(amax, most), 0x1p-126f), inverse > 0x1p126f ? 0x1p126f : inverse};
-  }
-};
-
-// ---- The largest magnitude of all rows ------------------------------------------------------------------------------
-
-// Called by a whole CTA of `Threads`, at its end: `most` becomes the maximum of what it was and of each thread's
-// `amax`. An access of each warp that changes it takes longer than rows take to stream: one of each CTA reads it, and
-// few are larger (H100, RMSNorm of bfloat16 to float8, 32768 x 4096: 365 us, the rows 140).
-template <int Threads>
-TRTC_DEVICE void publish_amax(float* most, float amax) {
-  constexpr int warps = Threads / 32;
-  static_assert(warps * 32 == Threads && warps <= 32, "a lane for each warp");
-  TRTC_SHARED(float, of_warps, warps);
-  amax = reduce_lanes<Maximum, 32>(amax);
-  if (thread_index() % 32 == 0) of_warps[thread_index() / 32] = amax;
-  cta_barrier();
-  if (thread_index() >= 32) return;
-  amax = reduce_lanes<Maximum, 32>(thread_index() < warps ? of_warps[thread_index()] : 0.0f);
-  if (thread_index() != 0) return;
-  // As bits: NaN is above infinity.
-  if (bits_from_float(amax) > bits_from_float(load_atomically_global(most))) maximum_global(most, amax);
 }
 
 // ---- Partial sums of the weight's gradients ------------------------------------------------------------------------

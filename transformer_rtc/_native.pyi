@@ -173,6 +173,7 @@ class Plan:
         *,
         multiprocessors: int,
         rows_per_cta: int = 1,
+        elements_per_cta: int = 0,
         ctas_per_row: int = 1,
         max_groups: int = ...,
         workspace_bytes: int = 0,
@@ -197,6 +198,7 @@ class Operator:
         framework_of: Callable[[type, str], tuple[object, bool, object]],
         implementation: object,
         buckets: Sequence[int] = (),
+        split_by: int = -1,
     ) -> None: ...
     @property
     def name(self) -> str: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from .arguments import (
     OutputWanted,
     Result,
     Shape,
+    Size,
     size_of,
 )
 from .errors import ArgumentError
@@ -100,6 +101,9 @@ class Declaration:
         The operator whose kernels it asks for, of a function that calls the same arguments by other names.
     gradient : Gradient or None
         How its gradient is computed; None: it has none.
+    split_by : str
+        The optional array, one part of several, in whose presence arrays with several times the columns have one part
+        instead, as many columns as there are. Empty: there is none.
     """
 
     name: str
@@ -112,6 +116,7 @@ class Declaration:
     nouns: Mapping[str, str] = field(default_factory=dict)
     alias_of: str = ""
     gradient: Gradient | None = None
+    split_by: str = ""
 
     def __post_init__(self) -> None:
         if not self.arguments or not isinstance(self.arguments[0], Input) or self.arguments[0].optional:
@@ -151,6 +156,10 @@ class Declaration:
         named = [size.symbol for array in self.arrays[1:] for shape in self.shapes(array)[:1] for size in shape.sizes]
         also = [size.symbol for array in self.arrays[1:] for shape in self.shapes(array)[1:] for size in shape.sizes]
         return frozenset(also).difference(named, self.symbols[:1])
+
+    def parts(self, size: Size, given: Container[str]) -> int:
+        """Return how many times its symbol a dimension is, where these arrays are given."""
+        return 1 if size.symbol and self.split_by and self.split_by in given else size.multiple
 
     def noun(self, symbol: str) -> str:
         """Return what messages call one element of a dimension."""

@@ -129,6 +129,7 @@ def native_operator(
     dispatch: Callable[..., object] | None = None,
 ) -> _native.Operator:
     """Return the native operator of a declaration."""
+    names = [array.name for array in declaration.arrays]
     return _native.Operator(
         declaration.name,
         [native_argument(declaration, argument) for argument in declaration.arguments],
@@ -141,6 +142,7 @@ def native_operator(
         arrays.framework_of,
         select.chosen,
         declaration.buckets,
+        names.index(declaration.split_by) if declaration.split_by else -1,
     )
 
 
@@ -270,6 +272,7 @@ class Planner:
             stages,
             multiprocessors=kernel.multiprocessors,
             rows_per_cta=rule.rows_per_cta,
+            elements_per_cta=rule.elements_per_cta,
             ctas_per_row=rule.ctas_per_row,
             max_groups=resident[0] // rule.ctas_per_row if persistent else _native.Plan.ANY_GROUPS,
             workspace_bytes=rule.workspace_bytes,

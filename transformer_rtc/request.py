@@ -67,6 +67,9 @@ class LaunchRule(NamedTuple):
         Of a CTA.
     rows_per_cta, ctas_per_row : int
         So many CTAs have so many rows at a time.
+    elements_per_cta : int
+        Instead of whole rows, a CTA has so many elements, of vectors that follow each other in rows that follow each
+        other, if this is not 0. A row's last vector counts as a whole one.
     clusters : bool
         Whether the CTAs of a row are a cluster; else, if there are several, the launch is cooperative.
     dynamic_shared_memory : int
@@ -111,6 +114,7 @@ class LaunchRule(NamedTuple):
 
     threads: int
     rows_per_cta: int = 1
+    elements_per_cta: int = 0
     ctas_per_row: int = 1
     clusters: bool = False
     dynamic_shared_memory: int = 0

@@ -103,7 +103,8 @@ def _value(
         shape = shapes[1 if request.per_head and declaration.has_two_shapes(argument) else 0]
         # One that may be broadcast is the same for all batches.
         first = (1, *leading[1:]) if getattr(argument, "broadcast", False) else leading
-        extents = (size.multiple * sizes[size.symbol] if size.symbol else size.multiple for size in shape.sizes)
+        given = [name for name, dtype in request.dtypes.items() if dtype]
+        extents = (declaration.parts(size, given) * sizes.get(size.symbol, 1) for size in shape.sizes)
         return ArrayOf((*(first if shape.leading else ()), *extents), dtype, isinstance(argument, (Input, Update)))
     if isinstance(argument, Choice):
         # A word that asks for no equal sizes, if there is one.

@@ -16,6 +16,7 @@
 
 #include "norm/exchange.cuh"
 #include "norm/statistics.cuh"
+#include "scaling.cuh"
 
 namespace trtc {
 
@@ -176,38 +177,19 @@ TRTC_DEVICE void pack_output(uint32 (&word)[words_of<Output, VEC_SIZE>], const f
 }
 
 #if ROW_SCALED
-// What each row of y is multiplied by, from its largest magnitude, so that this becomes the type's largest number. The
-// inverse, by which a user multiplies, is stored by one thread of a row that `stores`: 1 of a row of zeros; 2^-126 at
-// least, the inverse of less being no number, or one that overflows.
+// What each row of y is multiplied by. Its inverse, by which a user multiplies, is stored by one thread of a row that
+// `stores`.
 TRTC_DEVICE float scale_of_row(const Params& params, int64 row, float amax, bool stores) {
-  float scale = 1.0f, inverse = 1.0f;
-  if (amax != 0.0f) {
-    const float most = largest<Output>();
-    inverse = Maximum::of(divide(amax, most), 0x1p-126f);
-    scale = divide(most, amax);  // of NaN, NaN
-    if (scale > 0x1p126f) scale = 0x1p126f;
-  }
-  if (stores) static_cast<float*>(params.row_scale)[row] = inverse;
-  return scale;
+  const RowScale found = RowScale::of(amax, largest<Output>());
+  if (stores) static_cast<float*>(params.row_scale)[row] = found.scale;
+  return found.inverse;
 }
 #endif
 
-// Raises params.amax to the largest |y| of this CTA. Called by all threads, at the end. Only one thread of a CTA
-// touches it, and reads it first, since an atomic from every warp costs more time than the rows.
+// Raises params.amax to the largest |y| of this CTA. Called by all threads, at the end.
 TRTC_DEVICE void store_amax(const Params& params, float amax) {
 #if HAS_AMAX
-  constexpr int warps = THREADS_PER_ROW * ROWS_PER_CTA / 32;
-  static_assert(warps * 32 == THREADS_PER_ROW * ROWS_PER_CTA && warps <= 32, "a lane for each warp");
-  TRTC_SHARED(float, of_warps, warps);
-  float* const most = static_cast<float*>(params.amax);
-  amax = reduce_lanes<Maximum, 32>(amax);
-  if (thread_index() % 32 == 0) of_warps[thread_index() / 32] = amax;
-  cta_barrier();
-  if (thread_index() >= 32) return;
-  amax = reduce_lanes<Maximum, 32>(thread_index() < warps ? of_warps[thread_index()] : 0.0f);
-  if (thread_index() != 0) return;
-  // As bits: NaN is above infinity.
-  if (bits_from_float(amax) > bits_from_float(load_atomically_global(most))) maximum_global(most, amax);
+  publish_amax<THREADS_PER_ROW * ROWS_PER_CTA>(static_cast<float*>(params.amax), amax);
 #endif
 }
 

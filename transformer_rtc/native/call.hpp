@@ -34,8 +34,10 @@ struct Layout {
   int variant = 0;                // which of their shapes arrays with several have
   const View* pattern = nullptr;  // the first of these that is given
   const std::string* pattern_name = nullptr;
+  bool split = false;  // an array that is one part of several by itself is given: what has multiples has one part
 
-  int64_t value(const Size& size) const { return size.multiple * (size.symbol < 0 ? 1 : sizes[size.symbol]); }
+  int64_t multiple(const Size& size) const { return split && size.symbol >= 0 ? 1 : size.multiple; }
+  int64_t value(const Size& size) const { return multiple(size) * (size.symbol < 0 ? 1 : sizes[size.symbol]); }
 };
 
 // Where outputs and workspaces come from.

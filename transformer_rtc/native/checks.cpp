@@ -6,9 +6,9 @@
 namespace {
 
 // A dimension's size where the first array is so.
-int64_t size_of(const Size& size, const View& first, int64_t columns) {
+int64_t size_of(const Size& size, const View& first, const Layout& layout) {
   if (size.symbol == kConstant) return size.multiple;
-  return size.multiple * (size.symbol == 0 ? columns : first.shape[first.ndim - 1 - size.symbol]);
+  return layout.multiple(size) * (size.symbol == 0 ? layout.sizes[0] : first.shape[first.ndim - 1 - size.symbol]);
 }
 
 // Whether the first array has the dimensions that a shape names.
@@ -19,16 +19,16 @@ bool exists(const Shape& shape, const View& first) {
   return true;
 }
 
-std::vector<int64_t> sizes_of(const Shape& shape, const View& first, int64_t columns) {
+std::vector<int64_t> sizes_of(const Shape& shape, const View& first, const Layout& layout) {
   std::vector<int64_t> sizes;
   if (shape.leading) sizes.assign(first.shape, first.shape + first.ndim - 1);
-  for (const Size& size : shape.sizes) sizes.push_back(size_of(size, first, columns));
+  for (const Size& size : shape.sizes) sizes.push_back(size_of(size, first, layout));
   return sizes;
 }
 
 // In numbers; the first array has all dimensions that the shape names.
-std::string text_of(const Shape& shape, const View& first, int64_t columns) {
-  const std::vector<int64_t> sizes = sizes_of(shape, first, columns);
+std::string text_of(const Shape& shape, const View& first, const Layout& layout) {
+  const std::vector<int64_t> sizes = sizes_of(shape, first, layout);
   return shape_text(sizes.data(), static_cast<int>(sizes.size()));
 }
 
@@ -51,7 +51,7 @@ bool Operator::has_shape(const Shape& shape, const View& view, const View& first
     if (view.shape[i] != first.shape[i]) return false;
   }
   for (size_t i = 0; i < shape.sizes.size(); ++i) {
-    if (view.shape[leading + i] != size_of(shape.sizes[i], first, layout.sizes[0])) return false;
+    if (view.shape[leading + i] != size_of(shape.sizes[i], first, layout)) return false;
   }
   return true;
 }
@@ -61,7 +61,7 @@ std::string Operator::expected(const Shape& shape, const View& first, const Layo
   const std::string given = ", whose shape is " + first.shape_text();
   if (of_leading(shape) && !shape.words.empty()) return shape.words + given;
   if (exists(shape, first)) {
-    return "the shape " + text_of(shape, first, layout.sizes[0]) + (shape.words.empty() ? "" : ", " + shape.words);
+    return "the shape " + text_of(shape, first, layout) + (shape.words.empty() ? "" : ", " + shape.words);
   }
   std::string names;
   for (const Size& size : shape.sizes) {
@@ -106,8 +106,8 @@ void Operator::check_rows(const Array& array, const View& view, const View& firs
     const std::string& first_name = arguments_[0].called;
     const bool same = layout.value(array.width) == first.last();
     refuse(name, (same ? "must have the shape of " + first_name + ", " + first.shape_text()
-                       : "must have the shape " + text_of(shape, first, layout.sizes[0]) + ", as " + first_name +
-                             " has " + first.shape_text()) +
+                       : "must have the shape " + text_of(shape, first, layout) + ", as " + first_name + " has " +
+                             first.shape_text()) +
                      "; it has " + view.shape_text());
   }
   if (view.last() > 1 && view.size() > 0 && view.stride(view.ndim - 1) != 1) {
@@ -128,10 +128,9 @@ void Operator::check_variant(const Array& array, const View& view, const View& f
   const std::vector<Shape>& shapes = array.argument->shapes;
   layout.variant = has_shape(shapes[1], view, first, layout) ? 1 : 0;
   if (layout.variant == 0 && !has_shape(shapes[0], view, first, layout)) {
-    const int64_t columns = layout.sizes[0];
     refuse(name,
-           "must have the shape " + text_of(shapes[0], first, columns) + ", " + shapes[0].words +
-               (exists(shapes[1], first) ? ", or " + text_of(shapes[1], first, columns) + ", " + shapes[1].words : "") +
+           "must have the shape " + text_of(shapes[0], first, layout) + ", " + shapes[0].words +
+               (exists(shapes[1], first) ? ", or " + text_of(shapes[1], first, layout) + ", " + shapes[1].words : "") +
                "; it has " + view.shape_text());
   }
   layout.pattern = &view;
@@ -237,7 +236,8 @@ Layout Operator::check(Call& call) const {
   const std::string& first_name = arguments_[0].called;
   if (first.ndim < 1) refuse(first_name, "must have at least one dimension; it is a scalar");
   Layout layout;
-  const int64_t multiple = arrays_[0].width.multiple;
+  layout.split = split_by_ >= 0 && call.objects[split_by_] != nullptr;
+  const int64_t multiple = layout.multiple(arrays_[0].width);
   layout.sizes[0] = first.last() / multiple;
   if (layout.sizes[0] * multiple != first.last()) {
     refuse(first_name, "must have a multiple of " + std::to_string(multiple) +

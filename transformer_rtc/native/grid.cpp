@@ -25,7 +25,11 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
     check_margin(call, plan.multiprocessors);
     most = std::max<int64_t>(1, most * (plan.multiprocessors - call.sm_margin) / plan.multiprocessors);
   }
-  const int64_t groups = (layout.geometry.rows + plan.rows_per_cta - 1) / plan.rows_per_cta;
+  int64_t groups = (layout.geometry.rows + plan.rows_per_cta - 1) / plan.rows_per_cta;
+  if (plan.elements_per_cta > 0) {
+    const int64_t vec_size = plan.vec_size, columns = (layout.sizes[0] + vec_size - 1) / vec_size * vec_size;
+    groups = (layout.geometry.rows * columns + plan.elements_per_cta - 1) / plan.elements_per_cta;
+  }
   int64_t launched = persistent ? std::min(groups, most) : groups;
   if (persistent && plan.turn_bytes > 0) {
     // t rows in turn are the best where groups of one row each would leave t (t - 1) times `turn_bytes`, or more.

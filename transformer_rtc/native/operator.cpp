@@ -63,7 +63,7 @@ int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / un
 
 Operator::Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
                    PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch, PyObject* framework_of,
-                   PyObject* implementation, std::vector<int64_t> buckets)
+                   PyObject* implementation, std::vector<int64_t> buckets, int split_by)
     : name_(std::move(name)),
       arguments_(std::move(arguments)),
       symbols_(std::move(symbols)),
@@ -75,6 +75,7 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, std::vecto
       framework_of_(Py_NewRef(framework_of)),
       implementation_(Py_NewRef(implementation)),
       buckets_(std::move(buckets)),
+      split_by_(split_by),
       arrays_(arrays_of(arguments_, symbols_)),
       dtypes_seen_(PyDict_New()) {
   const auto count = [&](Kind kind) {
@@ -89,6 +90,9 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, std::vecto
   }
   if (!buckets_.empty() && (!std::is_sorted(buckets_.begin(), buckets_.end()) || buckets_.back() != kMostColumns)) {
     throw std::invalid_argument("buckets ascend to the largest number of columns");
+  }
+  if (split_by_ < -1 || split_by_ >= static_cast<int>(arrays_.size())) {
+    throw std::invalid_argument("what splits others is an array of the operator");
   }
   for (const Array& array : arrays_) {
     if (array.placement == Placement::rows && array.width.symbol == 0)

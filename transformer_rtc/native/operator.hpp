@@ -45,7 +45,7 @@ class Operator {
   // with that; the last one is kMostColumns.
   Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
            PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch, PyObject* framework_of,
-           PyObject* implementation, std::vector<int64_t> buckets);
+           PyObject* implementation, std::vector<int64_t> buckets, int split_by);
   ~Operator();
   Operator(const Operator&) = delete;
   Operator& operator=(const Operator&) = delete;
@@ -149,6 +149,7 @@ class Operator {
   PyObject* framework_of_;
   PyObject* implementation_;
   std::vector<int64_t> buckets_;
+  int split_by_;  // the array in whose presence what has multiples has one part (Layout::split); -1: none
   std::vector<Array> arrays_;
   int64_t widest_ = 1;  // the largest multiple of the columns that a row has
   std::unordered_map<PyTypeObject*, Framework> frameworks_;

@@ -213,9 +213,9 @@ void bind_plan(py::module_& module) {
            py::arg("cooperative"), py::arg("fields"), py::kw_only(), py::arg("early") = false,
            py::arg("columns_per_cta") = 0, py::arg("per") = -1, py::arg("rows_of") = -1, py::arg("row_groups") = 0);
   py::class_<Plan> plan(module, "Plan");
-  plan.def(py::init([](std::vector<Stage> stages, int64_t multiprocessors, int64_t rows_per_cta, int64_t ctas_per_row,
-                       int64_t max_groups, int64_t workspace_bytes, int64_t partial_bytes, int64_t row_bytes,
-                       int64_t turn_bytes, int64_t vec_size, int whole) {
+  plan.def(py::init([](std::vector<Stage> stages, int64_t multiprocessors, int64_t rows_per_cta,
+                       int64_t elements_per_cta, int64_t ctas_per_row, int64_t max_groups, int64_t workspace_bytes,
+                       int64_t partial_bytes, int64_t row_bytes, int64_t turn_bytes, int64_t vec_size, int whole) {
              for (size_t i = 0; i < stages.size(); ++i) {
                if ((stages[i].columns_per_cta != 0 || stages[i].per >= 0) != (i > 0)) {
                  throw std::invalid_argument(
@@ -226,6 +226,7 @@ void bind_plan(py::module_& module) {
              made.stages = std::move(stages);
              made.multiprocessors = multiprocessors;
              made.rows_per_cta = rows_per_cta;
+             made.elements_per_cta = elements_per_cta;
              made.ctas_per_row = ctas_per_row;
              made.max_groups = max_groups;
              made.workspace_bytes = workspace_bytes;
@@ -237,9 +238,9 @@ void bind_plan(py::module_& module) {
              return made;
            }),
            py::arg("stages"), py::kw_only(), py::arg("multiprocessors"), py::arg("rows_per_cta") = 1,
-           py::arg("ctas_per_row") = 1, py::arg("max_groups") = Plan::kAnyGroups, py::arg("workspace_bytes") = 0,
-           py::arg("partial_bytes") = 0, py::arg("row_bytes") = 0, py::arg("turn_bytes") = 0, py::arg("vec_size") = 1,
-           py::arg("whole") = -1);
+           py::arg("elements_per_cta") = 0, py::arg("ctas_per_row") = 1, py::arg("max_groups") = Plan::kAnyGroups,
+           py::arg("workspace_bytes") = 0, py::arg("partial_bytes") = 0, py::arg("row_bytes") = 0,
+           py::arg("turn_bytes") = 0, py::arg("vec_size") = 1, py::arg("whole") = -1);
   plan.attr("ANY_GROUPS") = Plan::kAnyGroups;
 }
 
@@ -256,14 +257,14 @@ void bind_operator(py::module_& module) {
   py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
       .def(py::init([](std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, py::object plan,
                        py::object check, py::object slow_call, py::object gradient, py::object dispatch,
-                       py::object framework_of, py::object implementation, std::vector<int64_t> buckets) {
+                       py::object framework_of, py::object implementation, std::vector<int64_t> buckets, int split_by) {
              return std::make_shared<Operator>(std::move(name), std::move(arguments), std::move(symbols), plan.ptr(),
                                                check.ptr(), slow_call.ptr(), gradient.ptr(), dispatch.ptr(),
-                                               framework_of.ptr(), implementation.ptr(), std::move(buckets));
+                                               framework_of.ptr(), implementation.ptr(), std::move(buckets), split_by);
            }),
            py::arg("name"), py::arg("arguments"), py::arg("symbols"), py::arg("plan"), py::arg("check"),
            py::arg("slow_call"), py::arg("gradient"), py::arg("dispatch"), py::arg("framework_of"),
-           py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{})
+           py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{}, py::arg("split_by") = -1)
       .def_property_readonly("name", &Operator::name)
       .def("run_views", &run_views, py::arg("views"), py::arg("arguments"), py::arg("allocate"), py::arg("stream"),
            py::arg("graph_memory") = false)

@@ -66,6 +66,7 @@ struct Plan {
 
   std::vector<Stage> stages;
   int64_t rows_per_cta = 1;
+  int64_t elements_per_cta = 0;  // instead of whole rows: so many, counted in vectors; 0: a CTA has rows
   int64_t ctas_per_row = 1;
   int64_t multiprocessors = 1;
   int64_t max_groups = kAnyGroups;  // of CTAs that share rows, in one grid; fewer than kAnyGroups are persistent

@@ -31,8 +31,9 @@ class Shapes:
         declaration = schema.declaration
         self._declaration, self._first = declaration, values[0].shape
         given = {argument.name: value for argument, value in zip(declaration.arguments, values, strict=True)}
-        (multiple,) = (size.multiple for size in declaration.shapes(declaration.arrays[0])[0].sizes[-1:])
-        self._sizes = {"": 1, declaration.symbols[0]: self._first[-1] // multiple}
+        self._given = [name for name, value in given.items() if value is not None]
+        (width,) = declaration.shapes(declaration.arrays[0])[0].sizes[-1:]
+        self._sizes = {"": 1, declaration.symbols[0]: self._first[-1] // declaration.parts(width, self._given)}
         two = [a for a in declaration.arrays if isinstance(a, Input) and declaration.has_two_shapes(a)]
         # All arrays that may have one of two shapes have the same.
         self._variant = any(
@@ -53,7 +54,7 @@ class Shapes:
             return list(shape_of.shape)
         shape = self.declared(array)
         leading = self._first[:-1] if shape.leading else ()
-        return [*leading, *(size.multiple * self._sizes[size.symbol] for size in shape.sizes)]
+        return [*leading, *(self._declaration.parts(size, self._given) * self._sizes[size.symbol] for size in shape.sizes)]
 
 
 def _dtype(schema: Schema, one: Made, dtypes: dict[str, torch.dtype], values: list[Any]) -> torch.dtype:
