@@ -5,8 +5,8 @@
 
 namespace trtc {
 
-// What a row is divided by whose largest magnitude is `amax`, so that this becomes `most`, the type's largest number; and
-// the inverse. A row of zeros has the scale 1. A scale is 2^-126 at least: the inverse of less is no number, or
+// What a row is divided by whose largest magnitude is `amax`, so that this becomes `most`, the type's largest number;
+// and the inverse. A row of zeros has the scale 1. A scale is 2^-126 at least: the inverse of less is no number, or
 // overflows.
 struct RowScale {
   float scale, inverse;

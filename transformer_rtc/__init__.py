@@ -23,6 +23,8 @@ from .imports import when_imported as _when_imported
 from .kernel_manager import Event, KernelManager, manager
 from .launch import Kernel, LaunchConfig
 from .operator import operator_of as _operator_of
+from .ops.activation.api import *  # noqa: F403
+from .ops.activation.api import __all__ as _activations
 from .ops.norm.api import *  # noqa: F403
 from .ops.norm.api import __all__ as _norms
 from .ops.softmax.api import *  # noqa: F403
@@ -44,6 +46,7 @@ freeze = manager.freeze
 _LATER = {"ManifestEntry": "manifest", "record": "recording", "WarmupRecord": "warming", "warmup": "warming"}
 
 __all__ = [
+    *_activations,
     *_errors,
     *_norms,
     *_softmax,
@@ -79,7 +82,7 @@ def _with_torch() -> None:
 def _with_dynamo() -> None:
     from .torch.tracing import substitute
 
-    functions = (globals()[name] for name in (*_norms, *_softmax))
+    functions = (globals()[name] for name in (*_activations, *_norms, *_softmax))
     substitute({one.__name__: one.__globals__[f"_{one.__name__}"] for one in functions})
 
 

@@ -237,7 +237,7 @@ BY_KIND: dict[str, Rows] = {
            for answer in (5, (0,), (0, "handle"), (0, 1, 2), (0, None)))),
         ("must be None: the simulator has no streams", 0),
     ],
-    "choice": [("must be 'upper_triangular', 'aligned' or None; it is {value}", True, False, 1, "", "causal", "lower",
+    "choice": [("must be {words} or None; it is {value}", True, False, 1, "", "causal", "lower",
                 b"aligned", np.array(["aligned"]), [], object())],
     "integer": [("must be a number of keys of at least 1; it is {value}", 0, -1, True, 0.5, "4", -(10**5000), [],
                  object(), np.ones(2, int))],
@@ -289,11 +289,11 @@ def _rows_of(argument: Argument, first: bool) -> Rows:
     ]
 
 
-def filled(message: str, value: object, name: str, first: str = "", accepted: str = "") -> str:
+def filled(message: str, value: object, name: str, first: str = "", accepted: str = "", words: str = "") -> str:
     """Return the regular expression of what is told of a value."""
     type_ = f"{type(value).__module__}.{type(value).__qualname__}"
     told = {
-        "name": name, "first": first, "accepted": accepted, "value": shown(value),
+        "name": name, "first": first, "accepted": accepted, "words": words, "value": shown(value),
         "type": type_, "kind": type_.removeprefix("builtins."),
         "shape": getattr(value, "shape", ""), "dtype": getattr(value, "dtype", ""),
         "stride": value.strides[-1] if isinstance(value, Stub) and value.strides else "",
@@ -303,8 +303,9 @@ def filled(message: str, value: object, name: str, first: str = "", accepted: st
 
 def _refused(argument: Argument, name: str, first: str, rows: Rows) -> list[tuple[Any, str]]:
     accepted = ", ".join(dtype.name for dtype in getattr(argument, "dtypes", ()))
+    words = ", ".join(f"'{word}'" for word in getattr(argument, "words", ()))
     return [
-        (value, f"{name} {filled(message, value, name, first, accepted)}")
+        (value, f"{name} {filled(message, value, name, first, accepted, words)}")
         for message, *values in rows
         for value in values
     ]
@@ -344,8 +345,9 @@ def refused_by(name: str, argument: str) -> list[Any]:
 
 def good(name: str) -> dict[str, Any]:
     """Return the arguments of a call that is refused for nothing."""
-    required = (name for name, found in parameters_of(name).items() if found.default is inspect.Parameter.empty)
-    return {argument: np.ones(SHAPE, np.float32) for argument in required}
+    required = [one for one, found in parameters_of(name).items() if found.default is inspect.Parameter.empty]
+    split_by = declarations()[name].split_by  # with which all arrays of rows have one width
+    return {argument: np.ones(SHAPE, np.float32) for argument in (*required, *([split_by] if split_by else []))}
 
 
 # ---- Other functions -------------------------------------------------------------------------------------------------

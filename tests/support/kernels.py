@@ -19,6 +19,8 @@ from transformer_rtc.cache import digest
 from transformer_rtc.declaration import declaration_of
 from transformer_rtc.errors import CompileError
 from transformer_rtc.ops import shipped
+from transformer_rtc.ops.activation import general as activation_general
+from transformer_rtc.ops.activation.family import OPERATORS as ACTIVATIONS
 from transformer_rtc.ops.general import GeneralKernel, general_program
 from transformer_rtc.ops.norm import general as norm_general
 from transformer_rtc.ops.softmax import general as softmax_general
@@ -31,6 +33,7 @@ from transformer_rtc.spec import (
     FLOAT8_E4M3,
     FLOAT16,
     FLOAT32,
+    INT8,
     DeviceLimits,
     DType,
     KernelSpec,
@@ -180,6 +183,31 @@ def softmax_requests() -> list[Request]:
     return found
 
 
+def activation_requests() -> list[Request]:
+    """Return one for each operator and type, with the options in turn."""
+    found = []
+    both = [frozenset[str](), frozenset({"approximate"})]
+    kinds = [(name, flags) for name, of in ACTIVATIONS.items() for flags in both[: 1 + (of.function == "gelu")]]
+    for number, ((name, flags), columns, dtype) in enumerate(
+        itertools.product(kinds, (1024, 40_000), (FLOAT32, BFLOAT16, FLOAT16))
+    ):
+        of = ACTIVATIONS[name]
+        up = dtype if of.gated and number % 3 else None
+        dtypes: dict[str, DType | None] = {"x": dtype, **({"up": up} if of.gated else {})}
+        if of.backward:
+            dtypes = {"dy": dtype, **dtypes, "out": dtype, **({"dup": up} if of.gated else {})}
+            found.append(Request(name, dtypes, columns, False, False, flags))
+            continue
+        none = {"scale": None, "amax": None, "scale_inv": None, **({"row_scale": None} if of.gated else {})}
+        found.append(Request(name, {**dtypes, "out": dtype, **none}, columns, False, False, flags))
+        scaled = {"scale": FLOAT32, "amax": FLOAT32, "scale_inv": FLOAT32}
+        if of.gated and number % 2:
+            scaled = {"row_scale": FLOAT32}
+        out = (FLOAT8_E4M3, INT8)[number // 2 % 2]
+        found.append(Request(name, {**dtypes, "out": out, **none, **scaled}, columns, False, False, flags))
+    return found
+
+
 def shipped_requests(architecture: int) -> list[Request]:
     """Return a request of each case that has a configuration of its own."""
     rows = shipped.rows_of(architecture).values()
@@ -206,6 +234,9 @@ def general_kernels() -> dict[str, tuple[KernelSpec, LaunchRule]]:
     for request in softmax_requests():
         stages = declaration_of(request.operator).family.static(request)
         add(stages, "softmax_general.cu", softmax_general._KERNELS)
+    for request in activation_requests():
+        stages = declaration_of(request.operator).family.static(request)
+        add(stages, "activation_general.cu", activation_general.KERNELS)
     return found
 
 
@@ -218,6 +249,10 @@ def table(architecture: int) -> tuple[Kernel, ...]:
         for spec, rule in case.stages(part):
             found.setdefault(spec.symbol, Kernel(spec, rule, part))
     for request in shipped_requests(architecture):
+        for unaligned in (False, True):
+            asked = request._replace(unaligned=unaligned)
+            found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}
+    for request in activation_requests()[turn :: len(ARCHITECTURES)]:
         for unaligned in (False, True):
             asked = request._replace(unaligned=unaligned)
             found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}

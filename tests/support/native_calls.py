@@ -71,7 +71,13 @@ def view(shape=(6, 4, 16), dtype=FLOAT32, at=BASE, strides=None, device=0, read_
 
 def required_views(operator: str, shape: tuple[int, ...]) -> dict[str, _native.View]:
     """Return views for the arrays that a call of an operator needs: of float32, far from each other."""
-    needed = [one.name for one in declaration_of(operator).arrays if isinstance(one, Input) and not one.optional]
+    declaration = declaration_of(operator)
+    # With what splits others, all arrays of rows have one width.
+    needed = [
+        one.name
+        for one in declaration.arrays
+        if isinstance(one, Input) and (not one.optional or one.name == declaration.split_by)
+    ]
     return {name: view(shape, at=BASE << place) for place, name in enumerate(needed)}
 
 

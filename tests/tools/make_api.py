@@ -157,7 +157,12 @@ def _entry(name: str, type_: str, text: str) -> str:
 def _shapes(declaration: Declaration, array: Array) -> str:
     if isinstance(array, Result) and array.shape_of:
         return f"like {array.shape_of}"
-    return " or ".join(map(str, declaration.shapes(array)))
+    shapes = declaration.shapes(array)
+    parts = [size.multiple for size in shapes[0].sizes if size.symbol]
+    if declaration.split_by and any(multiple > 1 for multiple in parts):
+        one = re.sub(r"\d+\*", "", str(shapes[0]))
+        return f"{shapes[0]}, or with `{declaration.split_by}` {one}"
+    return " or ".join(map(str, shapes))
 
 
 def _either(words: Iterable[str]) -> str:

@@ -34,6 +34,23 @@ def test_a_function_says_what_it_takes_and_returns(name):
 
 # What users pass: a change of it is one of the public interface.
 SIGNATURES = {
+    "gelu": "x, *, approximate=None, out=None, out_dtype=None, scale=None, amax=None, scale_inv=None, stream=None",
+    "silu": "x, *, out=None, out_dtype=None, scale=None, amax=None, scale_inv=None, stream=None",
+    "relu_squared": "x, *, out=None, out_dtype=None, scale=None, amax=None, scale_inv=None, stream=None",
+    "gelu_and_mul": (
+        "x, up=None, *, approximate=None, out=None, out_dtype=None, scale=None, amax=None, scale_inv=None, "
+        "row_scaling=False, stream=None"
+    ),
+    "silu_and_mul": (
+        "x, up=None, *, out=None, out_dtype=None, scale=None, amax=None, scale_inv=None, row_scaling=False, stream=None"
+    ),
+    "gelu_backward": "dy, x, *, approximate=None, out=None, out_dtype=None, stream=None",
+    "silu_backward": "dy, x, *, out=None, out_dtype=None, stream=None",
+    "relu_squared_backward": "dy, x, *, out=None, out_dtype=None, stream=None",
+    "gelu_and_mul_backward": (
+        "dy, x, up=None, *, approximate=None, out=None, out_dtype=None, return_dup=None, stream=None"
+    ),
+    "silu_and_mul_backward": "dy, x, up=None, *, out=None, out_dtype=None, return_dup=None, stream=None",
     "rms_norm": (
         "x, weight=None, eps=1e-06, *, bias=None, weight_offset=0.0, out=None, out_dtype=None, "
         "round_before_weight=False, return_rstd=False, scale=None, amax=None, scale_inv=None, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Container
 from typing import Any
 
 import fuzzed_calls
@@ -57,14 +58,16 @@ def simulator():
         yield
 
 
-def shape_of(declaration: Declaration, array: Any, leading: tuple[int, ...], heads: bool) -> tuple[int, ...] | None:
+def shape_of(
+    declaration: Declaration, array: Any, leading: tuple[int, ...], heads: bool, given: Container[str] = ()
+) -> tuple[int, ...] | None:
     """Return the shape of an array beside rows [*leading, LAST]; None: there is none beside so few dimensions."""
     shapes = declaration.shapes(array)
     shape = shapes[heads and declaration.has_two_shapes(array)]
     sizes = dict(zip(declaration.symbols, (LAST, *reversed(leading)), strict=False))
     if any(size.symbol not in ("", *sizes) for size in shape.sizes):
         return None
-    named = tuple(size.multiple * sizes[size.symbol] if size.symbol else size.multiple for size in shape.sizes)
+    named = tuple(declaration.parts(size, given) * sizes.get(size.symbol, 1) for size in shape.sizes)
     return (*leading, *named) if shape.leading else named
 
 
@@ -83,7 +86,8 @@ def sample(name: str, kind: str, leading: tuple[int, ...] = (2, 3, 5)) -> dict[s
             if argument.optional and key == "scale" and kind != "float8":
                 continue
             dtypes = [dtype.name for dtype in argument.dtypes]
-            shape = shape_of(declaration, argument, leading, kind == "flags")
+            split = () if few else (declaration.split_by,)
+            shape = shape_of(declaration, argument, leading, kind == "flags", split)
             if shape is None:
                 continue
             made = torch.rand(shape) + 0.5

@@ -31,7 +31,7 @@ from torch.distributed.tensor import (  # noqa: E402
 RANKS = 4
 HIDDEN = 64
 FORWARD = [name for name, declaration in declarations().items() if declaration.gradient]
-NORMS = [name for name in FORWARD if "softmax" not in name]
+NORMS = [name for name in FORWARD if "norm" in name]
 SOFTMAX = [name for name in FORWARD if "softmax" in name]
 BACKWARD = [name for name in declarations() if name not in FORWARD]
 WHOLE, SUM = Replicate(), Partial()
@@ -213,9 +213,10 @@ def case_backward_operators():
     rows, whole = [Shard(0)], [WHOLE]
     for name in BACKWARD:
         call = getattr(transformer_rtc, name)
-        if "softmax" in name:
-            found = call(distribute_tensor(dy, on, rows), distribute_tensor(x, on, rows))
-            same(found, call(dy, x))
+        if "norm" not in name:
+            other = torch.cat([x, x], -1) if declarations()[name].split_by else x
+            found = call(distribute_tensor(dy, on, rows), distribute_tensor(other, on, rows))
+            same(found, call(dy, other))
             assert found.placements == tuple(rows)
             continue
         ds = (dy,) if name.startswith("add_") else ()

@@ -283,8 +283,9 @@ Layout Operator::check(Call& call) const {
     throw_argument_error(name_ + ": nothing is asked for; one of " + flags + " must be True");
   }
 
-  if (layout.sizes[0] < 1 || layout.sizes[0] > kMostColumns / widest_) {
-    const int64_t most = kMostColumns / widest_ * multiple;
+  const int64_t widest = layout.split ? 1 : widest_;
+  if (layout.sizes[0] < 1 || layout.sizes[0] > kMostColumns / widest) {
+    const int64_t most = kMostColumns / widest * multiple;
     refuse(first_name, "must have 1 to " + (most == kMostColumns ? "2^30" : std::to_string(most)) +
                            " elements in its last dimension; it has " + std::to_string(first.last()));
   }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -158,6 +158,13 @@ class _Steps(NamedTuple):
     inputs: list[int]  # the arguments whose gradients are needed
 
 
+def _several(at: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return what gives a tuple of the values at so many places."""
+    if len(at) > 1:
+        return itemgetter(*at)
+    return (lambda values: (values[at[0]],)) if at else lambda values: ()
+
+
 class _Forward:
     """The call of an operator within autograd's forward, and what its backward needs of it."""
 
@@ -167,13 +174,13 @@ class _Forward:
         self._name, self._call = declaration.name, call
         self._inputs = _places(declaration, Input)
         at = [place.at for place in self._inputs]
-        self.inputs = itemgetter(*at) if len(at) > 1 else lambda values: (values[at[0]],)
+        self.inputs = _several(at)
         self._written = _places(declaration, Output, Update)
         self._dtypes = _places(declaration, OutputDType)
         others = (Array, OutputDType, Stream)
         self._numbers = [place for place in _places(declaration, object) if not isinstance(place.argument, others)]
         self._kept = [place.at for place in self._numbers if place.argument.name in gradient.numbers]
-        self._of_numbers = itemgetter(*(place.at for place in self._numbers))
+        self._of_numbers = _several([place.at for place in self._numbers])
         self._streams = _places(declaration, Stream)
         number = {place.argument.name: number for number, place in enumerate(self._inputs)}
         self._gives = [[number[name] for name in names] for names in gradient.gives.values()]
@@ -188,7 +195,7 @@ class _Forward:
         self._pattern = [place for place in two if place.argument.name in taken]
         self._others = [place for place in two if place.argument.name not in taken]
         unusual = (*self._written, *self._dtypes, *self._streams)
-        self._unusual = itemgetter(*(place.at for place in unusual))
+        self._unusual = _several([place.at for place in unusual])
         # For the native call, which does what `prepare` and `run` do.
         self.places = {
             "inputs": at,

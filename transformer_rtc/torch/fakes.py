@@ -54,7 +54,10 @@ class Shapes:
             return list(shape_of.shape)
         shape = self.declared(array)
         leading = self._first[:-1] if shape.leading else ()
-        return [*leading, *(self._declaration.parts(size, self._given) * self._sizes[size.symbol] for size in shape.sizes)]
+        return [
+            *leading,
+            *(self._declaration.parts(size, self._given) * self._sizes[size.symbol] for size in shape.sizes),
+        ]
 
 
 def _dtype(schema: Schema, one: Made, dtypes: dict[str, torch.dtype], values: list[Any]) -> torch.dtype:

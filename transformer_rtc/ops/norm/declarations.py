@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...arguments import Argument, Flag, Input, Margin, Output, OutputDType, OutputWanted, Real, Result, Stream, Update
+from ...arguments import Argument, Flag, Input, Margin, Output, OutputDType, OutputWanted, Real, Result, Stream
 from ...declaration import Declaration, Gradient
-from ...spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
+from ...spec import FLOAT32
+from ..scaling import FLOATS, QUANTIZED, ROW_SCALE, scales
 from .family import OPERATORS, NormFamily
 
 __all__ = [
@@ -30,11 +31,8 @@ __all__ = [
 TITLE = "Normalization of rows: RMSNorm and LayerNorm, forward and backward, with what is fused into them."
 
 _FAMILY = NormFamily()
-_FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
-_QUANTIZED = (*_FLOATS, FLOAT8_E4M3, FLOAT8_E5M2, INT8)
 _ROWS = "... heads hidden"
 _COLUMNS = "hidden | heads hidden"
-_ONE = "() | 1"
 _NOUNS = {"hidden": "column"}
 
 
@@ -43,22 +41,22 @@ _NOUNS = {"hidden": "column"}
 _X = Input(
     "x",
     _ROWS,
-    _FLOATS,
+    FLOATS,
     doc="""On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
     contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a packed
     qkv do.""",
 )
-_RESIDUAL = Input("residual", _ROWS, _FLOATS, doc="Of x's shape.")
+_RESIDUAL = Input("residual", _ROWS, FLOATS, doc="Of x's shape.")
 _WEIGHT = Input(
     "weight",
     _COLUMNS,
-    _FLOATS,
+    FLOATS,
     optional=True,
     usual=True,
     doc="""One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
     `weight_offset`.""",
 )
-_BIAS = Input("bias", _COLUMNS, _FLOATS, optional=True, doc="Of the weight's shape. None: 0.")
+_BIAS = Input("bias", _COLUMNS, FLOATS, optional=True, doc="Of the weight's shape. None: 0.")
 _WEIGHT_OFFSET = Real(
     "weight_offset",
     0.0,
@@ -66,38 +64,7 @@ _WEIGHT_OFFSET = Real(
 )
 _MEAN = Result("mean", "...", (FLOAT32,), doc="Whether to return the mean as well.")
 _RSTD = Result("rstd", "...", (FLOAT32,), doc="Whether to return rstd as well.")
-_SCALING = (
-    Input(
-        "scale",
-        _ONE,
-        (FLOAT32,),
-        optional=True,
-        doc="For an output of float8: y is multiplied by it before it is rounded.",
-    ),
-    Update(
-        "amax",
-        _ONE,
-        (FLOAT32,),
-        over_rows="max",
-        doc="""For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the
-        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.""",
-    ),
-    Update(
-        "scale_inv",
-        _ONE,
-        (FLOAT32,),
-        doc="Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.",
-    ),
-    Result(
-        "row_scale",
-        "...",
-        (FLOAT32,),
-        called="row_scaling",
-        doc="""For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over
-        the largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
-        returned: ``y = out * row_scale``.""",
-    ),
-)
+_SCALING = (*scales("float8"), ROW_SCALE)
 _LAST = (
     Margin(
         "sm_margin",
@@ -121,7 +88,7 @@ def _eps(norm: str, doc: str) -> Real:
 
 _RESIDUAL_DTYPE = OutputDType(
     "residual_dtype",
-    _FLOATS,
+    FLOATS,
     ("residual_out",),
     doc="""Of s where `residual_out` is not given, of any framework or by name; residual's by default. float32, float16
     or bfloat16: float32 begins a residual stream of float32 beside inputs of 16 bits. y's type does not depend on
@@ -142,7 +109,7 @@ def _round_before_weight(adds: str) -> Flag:
 def _forward(name: str, summary: str) -> Declaration:
     norm, adds, _ = OPERATORS[name]
     centred = norm == "layer_norm"
-    types = _FLOATS if adds == "after" else _QUANTIZED
+    types = FLOATS if adds == "after" else QUANTIZED
     positional = ["x", *(["residual"] if adds else []), "weight", *(["bias"] if centred else []), "eps"]
     quantized = "; float8_e4m3fn, float8_e5m2 or int8, which saturate" if adds != "after" else ""
     whose = "residual's" if adds == "after" else "x's"
@@ -170,7 +137,7 @@ def _forward(name: str, summary: str) -> Declaration:
             Output(
                 "residual_out",
                 _ROWS,
-                _FLOATS,
+                FLOATS,
                 like="residual",
                 doc="""Where s is written, in any type that `residual_dtype` names. It may be x itself or residual
                 itself: out=x and residual_out=residual is in place.""",
@@ -273,7 +240,7 @@ As `rms_norm_add` does it; the gradients are those of `layer_norm_add_backward`.
 _DX = Output(
     "out",
     _ROWS,
-    _FLOATS,
+    FLOATS,
     like="x",
     doc="""Where dx is written: dy, x or dresidual itself, or an array that shares no element with them; float32,
     float16 or bfloat16.""",
@@ -282,7 +249,7 @@ _DX = Output(
 )
 _DX_DTYPE = OutputDType(
     "out_dtype",
-    _FLOATS,
+    FLOATS,
     ("out",),
     doc="Of dx where `out` is not given: float32, float16 or bfloat16; x's by default.",
 )
@@ -293,8 +260,8 @@ def _backward(norm: str, summary: str) -> Declaration:
     statistics = ("mean", "rstd") if centred else ("rstd",)
     beside = "; mean and rstd are given together, or neither is" if centred else ""
     arguments = (
-        Input("dy", _ROWS, _FLOATS, doc="The gradient of y; as `rms_norm` takes x."),
-        Input("x", _ROWS, _FLOATS, doc="What the forward call was given, of dy's shape."),
+        Input("dy", _ROWS, FLOATS, doc="The gradient of y; as `rms_norm` takes x."),
+        Input("x", _ROWS, FLOATS, doc="What the forward call was given, of dy's shape."),
         replace(_WEIGHT, doc="The forward call's."),
         _eps(norm, "The forward call's."),
         *(
@@ -311,7 +278,7 @@ def _backward(norm: str, summary: str) -> Declaration:
         Input(
             "dresidual",
             _ROWS,
-            _FLOATS,
+            FLOATS,
             optional=True,
             doc="A gradient that is added to dx; not read where dx is not asked for.",
         ),
@@ -322,7 +289,7 @@ def _backward(norm: str, summary: str) -> Declaration:
         Result(
             "dweight",
             _COLUMNS,
-            _FLOATS,
+            FLOATS,
             like="weight",
             wanted_with="weight",
             doc="Whether to compute dweight; by default whether a weight is given.",
@@ -331,7 +298,7 @@ def _backward(norm: str, summary: str) -> Declaration:
         Result(
             "dbias",
             _COLUMNS,
-            _FLOATS,
+            FLOATS,
             like="weight",
             wanted_with="weight" if centred else "",
             doc="Whether to compute dbias" + ("; by default whether a weight is given." if centred else "."),
@@ -339,7 +306,7 @@ def _backward(norm: str, summary: str) -> Declaration:
         ),
         OutputDType(
             "dweight_dtype",
-            _FLOATS,
+            FLOATS,
             ("dweight", "dbias"),
             doc="Of dweight and dbias; the weight's by default, dy's where there is none.",
         ),
@@ -380,11 +347,11 @@ With ``x' = (x - mean) * rstd`` and ``g = dy * (weight + weight_offset)``::
 )
 # Of the backward of a fused add: x is called s, and what is added to dx comes from s.
 _OF_ADD = {
-    "x": Input("x", _ROWS, _FLOATS, called="s", doc="What the forward call returned as s, of dy's shape."),
+    "x": Input("x", _ROWS, FLOATS, called="s", doc="What the forward call returned as s, of dy's shape."),
     "dresidual": Input(
         "dresidual",
         _ROWS,
-        _FLOATS,
+        FLOATS,
         optional=True,
         called="ds",
         doc="The gradient of s; None where s is not used.",
@@ -400,11 +367,11 @@ _OF_ADD = {
 }
 # Of the backward of a norm whose output is added to a residual.
 _WITH_ADD = {
-    "x": Input("x", _ROWS, _FLOATS, doc="What was normalized, of dy's shape."),
+    "x": Input("x", _ROWS, FLOATS, doc="What was normalized, of dy's shape."),
     "dresidual": Input(
         "dresidual",
         _ROWS,
-        _FLOATS,
+        FLOATS,
         optional=True,
         doc="""A gradient that is added to dx, such as that of another use of x; not that of the forward call's
         residual. Not read where dx is not asked for.""",

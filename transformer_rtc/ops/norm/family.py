@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from ...errors import ArgumentError
 from ...request import LaunchRule, Request, StaticKernel
-from ...spec import FLOAT8_E4M3, FLOAT8_E5M2, INT8, DeviceLimits, KernelSpec
+from ...spec import DeviceLimits, KernelSpec
+from ..scaling import check_scales
 from . import general
 from .backward import BackwardSpec, FinishSpec, finish_columns, finish_rule
 from .candidates import backward_candidates, forward_candidates
@@ -15,8 +16,6 @@ from .heuristics import configure, configure_backward, configure_wide_backward, 
 from .kernels import ForwardSpec
 
 __all__ = ["OPERATORS", "NormFamily", "NormOperator", "backward_spec", "forward_spec"]
-
-_FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
 
 
 class NormOperator(NamedTuple):
@@ -57,7 +56,6 @@ class NormFamily:
     def check(self, request: Request) -> None:
         """Refuse what types and presence alone show to be wrong."""
         dtypes = request.dtypes
-        out = dtypes.get("out")
 
         def refuse(what: str) -> None:
             raise ArgumentError(f"{request.operator}: {what}")
@@ -67,21 +65,7 @@ class NormFamily:
                 missing = "mean" if dtypes["mean"] is None else "rstd"
                 refuse(f"mean and rstd must be given together, or neither; {missing} is None")
             return
-        assert out is not None
-        quantized = out in _FLOAT8 or out is INT8
-        if dtypes.get("row_scale") is not None:
-            if not quantized:
-                refuse(f"row_scaling needs an output of float8_e4m3fn, float8_e5m2 or int8; it is {out.name}")
-            for name in ("scale", "amax", "scale_inv"):
-                if dtypes[name] is not None:
-                    refuse(f"{name} and row_scaling exclude each other")
-        elif out is INT8:
-            refuse("an output of int8 needs row_scaling=True; it is False")
-        for name in ("scale", "amax", "scale_inv"):
-            if dtypes.get(name) is not None and out not in _FLOAT8:
-                refuse(f"{name} needs an output of float8_e4m3fn or float8_e5m2; it is {out.name}")
-        if dtypes.get("scale_inv") is not None and dtypes["scale"] is None:
-            refuse("scale_inv needs a scale, of which it is the inverse; scale is None")
+        check_scales(request)
 
     def case(self, request: Request) -> tuple[object, ...]:
         return backward_row(request).case if OPERATORS[request.operator].backward else forward_row(request).case

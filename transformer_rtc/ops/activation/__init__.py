@@ -1,0 +1,1 @@
+"""Activation functions, and their products with a second array."""

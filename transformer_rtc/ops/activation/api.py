@@ -1,0 +1,572 @@
+"""Activations, forward and backward: GELU, SiLU, squared ReLU, and gated ones."""
+
+# Written by tests/tools/make_api.py: change declarations.py, and run it.
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...operator import register
+from . import declarations
+
+__all__ = [
+    "gelu",
+    "gelu_and_mul",
+    "gelu_and_mul_backward",
+    "gelu_backward",
+    "relu_squared",
+    "relu_squared_backward",
+    "silu",
+    "silu_and_mul",
+    "silu_and_mul_backward",
+    "silu_backward",
+]
+
+_gelu = register(declarations.GELU)
+_silu = register(declarations.SILU)
+_relu_squared = register(declarations.RELU_SQUARED)
+_gelu_and_mul = register(declarations.GELU_AND_MUL)
+_silu_and_mul = register(declarations.SILU_AND_MUL)
+_gelu_backward = register(declarations.GELU_BACKWARD)
+_silu_backward = register(declarations.SILU_BACKWARD)
+_relu_squared_backward = register(declarations.RELU_SQUARED_BACKWARD)
+_gelu_and_mul_backward = register(declarations.GELU_AND_MUL_BACKWARD)
+_silu_and_mul_backward = register(declarations.SILU_AND_MUL_BACKWARD)
+
+
+def gelu(
+    x: Any,
+    *,
+    approximate: str | None = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the Gaussian error linear unit.
+
+    ``y = x * P(x)`` with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated, ``P(x) = (1 + tanh(sqrt(2 / pi) *
+    (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016). Arithmetic is in
+    float32, and y is rounded once. Of -infinity and NaN, y is NaN. An element's bits depend on no other element,
+    nor on where it lies.
+
+    torch's autograd records the gradient.
+
+    Parameters
+    ----------
+    x : array [..., columns], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    approximate : {"tanh"}, optional
+        ``'tanh'``: P is what the tanh approximates; None: it is exact.
+    out : array [..., columns], optional
+        Where y is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    scale : array of one float32, optional
+        For an output of float8 or int8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
+        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    y : array [..., columns]
+        Of x's framework and type, or as asked for.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _gelu(x, approximate, out, out_dtype, scale, amax, scale_inv, stream)
+
+
+def silu(
+    x: Any,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the sigmoid linear unit.
+
+    ``y = x * sigmoid(x)`` with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted
+    linear units", 2017). Arithmetic is in float32, and y is rounded once. Of -infinity and NaN, y is NaN. An
+    element's bits depend on no other element, nor on where it lies.
+
+    torch's autograd records the gradient.
+
+    Parameters
+    ----------
+    x : array [..., columns], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    out : array [..., columns], optional
+        Where y is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    scale : array of one float32, optional
+        For an output of float8 or int8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
+        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    y : array [..., columns]
+        Of x's framework and type, or as asked for.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _silu(x, out, out_dtype, scale, amax, scale_inv, stream)
+
+
+def relu_squared(
+    x: Any,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the squared rectified linear unit.
+
+    ``y = max(x, 0) ** 2`` (So and others, "Primer: Searching for Efficient Transformers", 2021). Arithmetic is in
+    float32, and y is rounded once; of NaN it is NaN.
+
+    torch's autograd records the gradient.
+
+    Parameters
+    ----------
+    x : array [..., columns], float32, float16 or bfloat16
+        As `rms_norm` takes it.
+    out : array [..., columns], optional
+        Where y is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    scale : array of one float32, optional
+        For an output of float8 or int8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
+        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    y : array [..., columns]
+        Of x's framework and type, or as asked for.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _relu_squared(x, out, out_dtype, scale, amax, scale_inv, stream)
+
+
+def gelu_and_mul(
+    x: Any,
+    up: Any = None,
+    *,
+    approximate: str | None = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    stream: Any = None,
+) -> Any:
+    """Return the gated Gaussian error linear unit.
+
+    ``y = x * P(x) * up`` with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated, ``P(x) = (1 + tanh(sqrt(2 /
+    pi) * (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016) (Shazeer, "GLU
+    Variants Improve Transformer", 2020: GEGLU). Arithmetic is in float32, and y is rounded once. Of -infinity and
+    NaN, y is NaN. An element's bits depend on no other element, nor on where it lies.
+
+    x and `up` are two arrays, or the halves of each row of one.
+
+    torch's autograd records the gradient.
+
+    Parameters
+    ----------
+    x : array [..., 2*columns], or with `up` [..., columns], float32, float16 or bfloat16
+        As `rms_norm` takes it. Without `up` its last dimension has the argument of f and then `up`, each as long as
+        y's.
+    up : array [..., columns], float32, float16 or bfloat16, optional
+        The second factor, of x's shape. None: x has both.
+    approximate : {"tanh"}, optional
+        ``'tanh'``: P is what the tanh approximates; None: it is exact.
+    out : array [..., columns], optional
+        Where y is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    scale : array of one float32, optional
+        For an output of float8 or int8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
+        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    y : array [..., columns]
+        Of x's framework and type, or as asked for.
+    row_scale : array [...], float32
+        Only if `row_scaling`. It has no gradient.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _gelu_and_mul(x, up, approximate, out, out_dtype, scale, amax, scale_inv, row_scaling, stream)
+
+
+def silu_and_mul(
+    x: Any,
+    up: Any = None,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    scale: Any = None,
+    amax: Any = None,
+    scale_inv: Any = None,
+    row_scaling: bool = False,
+    stream: Any = None,
+) -> Any:
+    """Return the gated sigmoid linear unit.
+
+    ``y = x * sigmoid(x) * up`` with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted
+    linear units", 2017) (Shazeer, "GLU Variants Improve Transformer", 2020: SwiGLU). Arithmetic is in float32, and
+    y is rounded once. Of -infinity and NaN, y is NaN. An element's bits depend on no other element, nor on where it
+    lies.
+
+    x and `up` are two arrays, or the halves of each row of one.
+
+    torch's autograd records the gradient.
+
+    Parameters
+    ----------
+    x : array [..., 2*columns], or with `up` [..., columns], float32, float16 or bfloat16
+        As `rms_norm` takes it. Without `up` its last dimension has the argument of f and then `up`, each as long as
+        y's.
+    up : array [..., columns], float32, float16 or bfloat16, optional
+        The second factor, of x's shape. None: x has both.
+    out : array [..., columns], optional
+        Where y is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
+        float8_e4m3fn, float8_e5m2 or int8, which saturate.
+    scale : array of one float32, optional
+        For an output of float8 or int8: y is multiplied by it before it is rounded.
+    amax : array of one float32, optional
+        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
+        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+    scale_inv : array of one float32, optional
+        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+    row_scaling : bool
+        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
+        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
+        returned: ``y = out * row_scale``.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    y : array [..., columns]
+        Of x's framework and type, or as asked for.
+    row_scale : array [...], float32
+        Only if `row_scaling`. It has no gradient.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _silu_and_mul(x, up, out, out_dtype, scale, amax, scale_inv, row_scaling, stream)
+
+
+def gelu_backward(
+    dy: Any,
+    x: Any,
+    *,
+    approximate: str | None = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `gelu`.
+
+    ``dx = dy * f'(x)``, as `gelu` has f. Each is rounded once.
+
+    Parameters
+    ----------
+    dy : array [..., columns], float32, float16 or bfloat16
+        The gradient of y.
+    x : array [..., columns], float32, float16 or bfloat16
+        What the forward call was given.
+    approximate : {"tanh"}, optional
+        The forward call's.
+    out : array [..., columns], optional
+        Where dx is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of dx where `out` is not given; x's by default.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    dx : array [..., columns]
+        Of dy's framework, or `out`.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _gelu_backward(dy, x, approximate, out, out_dtype, stream)
+
+
+def silu_backward(
+    dy: Any,
+    x: Any,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `silu`.
+
+    ``dx = dy * f'(x)``, as `silu` has f. Each is rounded once.
+
+    Parameters
+    ----------
+    dy : array [..., columns], float32, float16 or bfloat16
+        The gradient of y.
+    x : array [..., columns], float32, float16 or bfloat16
+        What the forward call was given.
+    out : array [..., columns], optional
+        Where dx is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of dx where `out` is not given; x's by default.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    dx : array [..., columns]
+        Of dy's framework, or `out`.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _silu_backward(dy, x, out, out_dtype, stream)
+
+
+def relu_squared_backward(
+    dy: Any,
+    x: Any,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `relu_squared`.
+
+    ``dx = dy * f'(x)``, as `relu_squared` has f. Each is rounded once.
+
+    Parameters
+    ----------
+    dy : array [..., columns], float32, float16 or bfloat16
+        The gradient of y.
+    x : array [..., columns], float32, float16 or bfloat16
+        What the forward call was given.
+    out : array [..., columns], optional
+        Where dx is written: x itself, or an array that shares no element with the inputs.
+    out_dtype : data type, optional
+        Of dx where `out` is not given; x's by default.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    dx : array [..., columns]
+        Of dy's framework, or `out`.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _relu_squared_backward(dy, x, out, out_dtype, stream)
+
+
+def gelu_and_mul_backward(
+    dy: Any,
+    x: Any,
+    up: Any = None,
+    *,
+    approximate: str | None = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dup: bool | None = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `gelu_and_mul`.
+
+    ``dx = dy * up * f'(x)`` and ``dup = dy * f(x)``, as `gelu_and_mul` has f. Each is rounded once.
+
+    Parameters
+    ----------
+    dy : array [..., columns], float32, float16 or bfloat16
+        The gradient of y.
+    x : array [..., 2*columns], or with `up` [..., columns], float32, float16 or bfloat16
+        What the forward call was given.
+    up : array [..., columns], float32, float16 or bfloat16, optional
+        The second factor, of x's shape. None: x has both.
+    approximate : {"tanh"}, optional
+        The forward call's.
+    out : array [..., 2*columns], or with `up` [..., columns], optional
+        Where dx is written: x itself, or an array that shares no element with the inputs. Without `up`, both
+        halves' gradients.
+    out_dtype : data type, optional
+        Of dx where `out` is not given; x's by default.
+    return_dup : bool, optional
+        Whether to return the gradient of `up`; by default whether it is given.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    dx : array [..., 2*columns], or with `up` [..., columns]
+        Of dy's framework, or `out`.
+    dup : array [..., columns]
+        Only if `return_dup`. Of up's data type.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _gelu_and_mul_backward(dy, x, up, approximate, out, out_dtype, return_dup, stream)
+
+
+def silu_and_mul_backward(
+    dy: Any,
+    x: Any,
+    up: Any = None,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_dup: bool | None = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `silu_and_mul`.
+
+    ``dx = dy * up * f'(x)`` and ``dup = dy * f(x)``, as `silu_and_mul` has f. Each is rounded once.
+
+    Parameters
+    ----------
+    dy : array [..., columns], float32, float16 or bfloat16
+        The gradient of y.
+    x : array [..., 2*columns], or with `up` [..., columns], float32, float16 or bfloat16
+        What the forward call was given.
+    up : array [..., columns], float32, float16 or bfloat16, optional
+        The second factor, of x's shape. None: x has both.
+    out : array [..., 2*columns], or with `up` [..., columns], optional
+        Where dx is written: x itself, or an array that shares no element with the inputs. Without `up`, both
+        halves' gradients.
+    out_dtype : data type, optional
+        Of dx where `out` is not given; x's by default.
+    return_dup : bool, optional
+        Whether to return the gradient of `up`; by default whether it is given.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    dx : array [..., 2*columns], or with `up` [..., columns]
+        Of dy's framework, or `out`.
+    dup : array [..., columns]
+        Only if `return_dup`. Of up's data type.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _silu_and_mul_backward(dy, x, up, out, out_dtype, return_dup, stream)

@@ -1,0 +1,115 @@
+"""From a request of an activation to its kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...declaration import MOST_COLUMNS
+from ...request import LaunchRule, Request, StaticKernel
+from ...spec import DeviceLimits, DType, KernelSpec
+from ..scaling import EIGHT_BITS, check_scales
+from . import general
+from .kernels import ActivationConfig, ActivationSpec
+
+__all__ = ["BUCKETS", "OPERATORS", "ActivationFamily", "ActivationOperator", "spec_of"]
+
+# A row with a scale of its own has a CTA, of more threads from one of these lengths to the next.
+BUCKETS = (2048, 4096, 8192, 16384, MOST_COLUMNS)
+_THREADS = (128, 256, 512, 1024)
+
+
+class ActivationOperator(NamedTuple):
+    """What an operator computes.
+
+    Attributes
+    ----------
+    function : str
+        As `trtc::Function` names it.
+    gated : bool
+        Whether it is multiplied by a second array, or the second half of each row.
+    backward : bool
+        Whether it is the backward.
+    """
+
+    function: str
+    gated: bool = False
+    backward: bool = False
+
+
+OPERATORS = {
+    f"{name}{'_backward' if backward else ''}": ActivationOperator(function, gated, backward)
+    for backward in (False, True)
+    for name, function, gated in (
+        ("gelu", "gelu", False),
+        ("silu", "silu", False),
+        ("relu_squared", "relu_squared", False),
+        ("gelu_and_mul", "gelu", True),
+        ("silu_and_mul", "silu", True),
+    )
+}
+
+
+class ActivationFamily:
+    """The family of activations, as `Family` describes one."""
+
+    name = "activations"
+
+    def check(self, request: Request) -> None:
+        """Refuse what types and presence alone show to be wrong."""
+        if not OPERATORS[request.operator].backward:
+            check_scales(request, EIGHT_BITS)
+
+    def case(self, request: Request) -> tuple[object, ...]:
+        spec = spec_of(request)
+        bucket = request.columns if spec.kernel == "row_scaled" else 0
+        sizes = tuple((name, dtype.bytes) for name, dtype in spec.arrays)
+        return "activations", spec.kernel, spec.function, spec.gated, spec.packed, sizes, bucket
+
+    def configurations(self, request: Request, limits: DeviceLimits) -> tuple[ActivationConfig, ...]:
+        self.check(request)
+        default = spec_of(request).config
+        others = (ActivationConfig(threads, vectors) for threads in _THREADS for vectors in (1, 2, 4))
+        return tuple(dict.fromkeys((default, *others)))
+
+    def specialise(
+        self, request: Request, limits: DeviceLimits, config: ActivationConfig | None = None
+    ) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
+        self.check(request)
+        spec = spec_of(request, config)
+        return ((spec, spec.launch_rule),)
+
+    def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
+        self.check(request)
+        spec = spec_of(request)
+        symbol, rule = general.launch(spec)
+        return ((StaticKernel(symbol, general.params_of(symbol, tuple(request.dtypes))), rule),)
+
+    def static_program(self) -> str:
+        return general.program()
+
+
+def spec_of(request: Request, config: ActivationConfig | None = None) -> ActivationSpec:
+    """Return the kernel of a request, by a configuration or the default one."""
+    operator = OPERATORS[request.operator]
+    kernel = "backward" if operator.backward else "row_scaled" if request.dtypes.get("row_scale") else "forward"
+    arrays: dict[str, DType] = {}
+    for name, dtype in request.dtypes.items():
+        if dtype is not None:
+            arrays["dx" if operator.backward and name == "out" else name] = dtype
+    function = f"{operator.function}_tanh" if "approximate" in request.flags else operator.function
+    packed = operator.gated and "up" not in arrays
+    return ActivationSpec(
+        kernel,
+        function,
+        operator.gated,
+        packed,
+        tuple(arrays.items()),
+        config or _default(kernel, request.columns),
+        request.unaligned,
+    )
+
+
+def _default(kernel: str, columns: int) -> ActivationConfig:
+    if kernel != "row_scaled":
+        return ActivationConfig(256, 2)
+    return ActivationConfig(next((t for t, most in zip(_THREADS, BUCKETS, strict=False) if columns <= most), 1024), 2)
