@@ -29,7 +29,7 @@ import softmax_cases
 from tqdm import tqdm
 
 import transformer_rtc
-from transformer_rtc import Field, LaunchConfig
+from transformer_rtc import LaunchConfig
 
 DEVICE = "cuda"
 EPS = 1e-6
@@ -678,45 +678,14 @@ def importable(torch: Any, with_compile: bool) -> tuple[dict[str, Maker], dict[s
 
 # ---- Copies: the ceiling ---------------------------------------------------------------------------------------------
 
-STREAM_THREADS = 256
-
-
-def stream_kernel(reads: int, writes: int, vectors: int) -> Any:
-    """Return a kernel that reads arrays, and writes their first and their sum; a thread moves so many 16 bytes."""
-    names = [f"in{index}" for index in range(reads)] + [f"out{index}" for index in range(writes)]
-    each = f"#pragma unroll\n  for (int v = 0; v < {vectors}; ++v) if (at + v * {STREAM_THREADS} < params.vectors)"
-    index = f"[at + v * {STREAM_THREADS}]"
-    body = [f"  {each} a[v] = ((const uint4*)params.in0){index};"]
-    if reads == 2:
-        body.append(f"  {each} b[v] = ((const uint4*)params.in1){index};")
-        total = "make_uint4(a[v].x + b[v].x, a[v].y + b[v].y, a[v].z + b[v].z, a[v].w + b[v].w)"
-        body.append(f"  {each} ((uint4*)params.out0){index} = {total};")
-    else:
-        body.append(f"  {each} ((uint4*)params.out0){index} = a[v];")
-    if writes == 2:
-        body.append(f"  {each} ((uint4*)params.out1){index} = a[v];")
-    name = f"stream_{reads}r{writes}w_{vectors}"
-    text = "\n".join(
-        (
-            f'extern "C" __global__ void __launch_bounds__({STREAM_THREADS})',
-            f"{name}(const __grid_constant__ Params params) {{",
-            f"  const long long at = (long long)blockIdx.x * {STREAM_THREADS * vectors} + threadIdx.x;",
-            f"  uint4 a[{vectors}]{f', b[{vectors}]' if reads == 2 else ''};",
-            *body,
-            "}\n",
-        )
-    )
-    fields = (*(Field(name, "pointer") for name in names), Field("vectors", "int64"))
-    return transformer_rtc.manager.compile(text, name, fields, device=0)
-
 
 def stream(torch: Any, case: Case, vectors: int) -> Bind:
     if case.form:
         raise UnsupportedError
     does = case.does
-    kernel = stream_kernel(does.reads, does.writes, vectors)
+    kernel = common.stream_kernel(does.reads, does.writes, vectors)
     count = case.row_bytes // 16
-    launch = LaunchConfig((-(-count // (STREAM_THREADS * vectors)), 1, 1), (STREAM_THREADS, 1, 1))
+    launch = LaunchConfig((-(-count // (common.STREAM_THREADS * vectors)), 1, 1), (common.STREAM_THREADS, 1, 1))
 
     def bind(arrays: Arrays) -> Call:
         read = {f"in{index}": array.data_ptr() for index, array in enumerate(arrays.read)}

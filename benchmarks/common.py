@@ -165,3 +165,34 @@ def time_rotated(
             events[name].append((start, end))
     torch.cuda.synchronize()
     return {name: [start.elapsed_time(end) * 1e3 for start, end in pairs] for name, pairs in events.items()}
+
+
+# ---- A copy ----------------------------------------------------------------------------------------------------------
+
+STREAM_THREADS = 256
+
+
+def stream_kernel(reads: int, writes: int, vectors: int) -> Any:
+    """Return a kernel that reads arrays, and writes their first and their sum; a thread moves so many 16 bytes."""
+    from transformer_rtc import Field, manager
+
+    names = [f"in{index}" for index in range(reads)] + [f"out{index}" for index in range(writes)]
+    each = f"#pragma unroll\n  for (int v = 0; v < {vectors}; ++v) if (at + v * {STREAM_THREADS} < params.vectors)"
+    index = f"[at + v * {STREAM_THREADS}]"
+    body = [f"  {each} a{number}[v] = ((const uint4*)params.in{number}){index};" for number in range(reads)]
+    sums = (" + ".join(f"a{number}[v].{part}" for number in range(reads)) for part in "xyzw")
+    body.append(f"  {each} ((uint4*)params.out0){index} = make_uint4({', '.join(sums)});")
+    body += [f"  {each} ((uint4*)params.out{number}){index} = a0[v];" for number in range(1, writes)]
+    name = f"stream_{reads}r{writes}w_{vectors}"
+    text = "\n".join(
+        (
+            f'extern "C" __global__ void __launch_bounds__({STREAM_THREADS})',
+            f"{name}(const __grid_constant__ Params params) {{",
+            f"  const long long at = (long long)blockIdx.x * {STREAM_THREADS * vectors} + threadIdx.x;",
+            f"  uint4 {', '.join(f'a{number}[{vectors}]' for number in range(reads))};",
+            *body,
+            "}\n",
+        )
+    )
+    fields = (*(Field(name, "pointer") for name in names), Field("vectors", "int64"))
+    return manager.compile(text, name, fields, device=0)
