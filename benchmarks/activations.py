@@ -98,8 +98,11 @@ def in_liger(case: Case) -> Callable[..., Any] | None:
         return None
     if case.function == "gelu_and_mul":
         return None  # Liger's is the approximated one
-    found: Callable[..., Any] = (LigerGELUMulFunction if case.options else LigerSiLUMulFunction).apply
-    return found
+    function = (LigerGELUMulFunction if case.options else LigerSiLUMulFunction).apply
+    # Rows of more than 64 Ki elements are refused.
+    return lambda *arrays: function(*(one if case.rows > 1 else one.view(-1, 4096) for one in arrays)).view(
+        case.rows, case.columns
+    )
 
 
 def recorded(torch: Any, function: Callable[..., Any], inputs: list[Any], dy: Any) -> Callable[[], Any]:

@@ -42,8 +42,14 @@ KINDS = (*PLAIN, *GATED)
 
 # What a function is off in float32: each ulp of it is at most 2 units of 2^-24. Of the derivative, each term is.
 _OFF = 6 * U
-# Deep below the smallest normal number, what a product with 2^-24 loses; of a derivative, times up to 2^9.
+# Deep below the smallest normal number, what a product with 2^-24 loses; of a derivative, times up to 2^11, or 2^14 of
+# a narrow one.
 _LEAST = 2.0**-143
+
+
+def _least(x: np.ndarray, narrow: bool) -> np.ndarray:
+    """Return what may be lost of a result next to zero: a narrow one's factor of x is 0 below 2^-138."""
+    return np.maximum(_LEAST, 2.0**-138 * np.abs(np.where(np.isfinite(x), x, 0.0)) if narrow else 0.0)
 
 
 def _sigmoid(v: np.ndarray) -> np.ndarray:
@@ -78,7 +84,7 @@ def expected_of(kind: Kind, x: np.ndarray, up: np.ndarray | None, narrow: bool) 
     with np.errstate(all="ignore"):
         # And what one rounding of the argument does. A narrow result is found to 2^-13 of it.
         off = (_OFF + (2.0**-13 if narrow else 0)) * np.abs(value) + U * np.abs(x * derivative)
-        return Expected(value * other, (off + U * np.abs(value) + _LEAST) * np.abs(other))
+        return Expected(value * other, (off + U * np.abs(value) + _least(x, narrow)) * np.abs(other))
 
 
 def gradients_of(
@@ -91,10 +97,10 @@ def gradients_of(
     with np.errstate(all="ignore"):
         # The argument is rounded, too: a term changes by as much as it and its own argument do.
         of_terms = (_OFF + (2.0**-12 if narrow[0] else 0) + 2 * U * (1 + np.minimum(x * x, 200.0))) * terms
-        of_value = (_OFF + (2.0**-13 if narrow[1] else 0) + U * (1 + np.minimum(x * x, 200.0))) * np.abs(value)
+        of_value = (_OFF + U + (2.0**-13 if narrow[1] else 0)) * np.abs(value) + U * np.abs(x * derivative)
         return (
-            Expected(other * derivative, (of_terms + 2**9 * _LEAST) * np.abs(other)),
-            Expected(dy * value, (of_value + _LEAST) * np.abs(dy)),
+            Expected(other * derivative, (of_terms + 2.0 ** (14 if narrow[0] else 11) * _LEAST) * np.abs(other)),
+            Expected(dy * value, (of_value + _least(x, narrow[1])) * np.abs(dy)),
         )
 
 

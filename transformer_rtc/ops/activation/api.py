@@ -49,8 +49,8 @@ def gelu(
 
     ``y = x * P(x)`` with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated, ``P(x) = (1 + tanh(sqrt(2 / pi) *
     (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016). Arithmetic is in
-    float32, and y is rounded once. Of -infinity and NaN, y is NaN. An element's bits depend on no other element,
-    nor on where it lies.
+    float32, and y is rounded once. What is below the smallest normal number may become 0. An element's bits depend
+    on no other element, nor on where it lies.
 
     torch's autograd records the gradient.
 
@@ -105,8 +105,8 @@ def silu(
     """Return the sigmoid linear unit.
 
     ``y = x * sigmoid(x)`` with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted
-    linear units", 2017). Arithmetic is in float32, and y is rounded once. Of -infinity and NaN, y is NaN. An
-    element's bits depend on no other element, nor on where it lies.
+    linear units", 2017). Arithmetic is in float32, and y is rounded once. What is below the smallest normal number
+    may become 0. An element's bits depend on no other element, nor on where it lies.
 
     torch's autograd records the gradient.
 
@@ -216,8 +216,8 @@ def gelu_and_mul(
 
     ``y = x * P(x) * up`` with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated, ``P(x) = (1 + tanh(sqrt(2 /
     pi) * (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016) (Shazeer, "GLU
-    Variants Improve Transformer", 2020: GEGLU). Arithmetic is in float32, and y is rounded once. Of -infinity and
-    NaN, y is NaN. An element's bits depend on no other element, nor on where it lies.
+    Variants Improve Transformer", 2020: GEGLU). Arithmetic is in float32, and y is rounded once. What is below the
+    smallest normal number may become 0. An element's bits depend on no other element, nor on where it lies.
 
     x and `up` are two arrays, or the halves of each row of one.
 
@@ -286,8 +286,8 @@ def silu_and_mul(
 
     ``y = x * sigmoid(x) * up`` with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted
     linear units", 2017) (Shazeer, "GLU Variants Improve Transformer", 2020: SwiGLU). Arithmetic is in float32, and
-    y is rounded once. Of -infinity and NaN, y is NaN. An element's bits depend on no other element, nor on where it
-    lies.
+    y is rounded once. What is below the smallest normal number may become 0. An element's bits depend on no other
+    element, nor on where it lies.
 
     x and `up` are two arrays, or the halves of each row of one.
 

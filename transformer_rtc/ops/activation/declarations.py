@@ -134,8 +134,8 @@ _GELU = """with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated,
 ``P(x) = (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units",
 2016)"""
 _SILU = """with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units", 2017)"""
-_ROUNDED = """Arithmetic is in float32, and y is rounded once. Of -infinity and NaN, y is NaN. An element's bits
-depend on no other element, nor on where it lies."""
+_ROUNDED = """Arithmetic is in float32, and y is rounded once. What is below the smallest normal number may
+become 0. An element's bits depend on no other element, nor on where it lies."""
 _ROUNDED_RELU = "Arithmetic is in float32, and y is rounded once; of NaN it is NaN."
 _FUNCTIONS = {
     "gelu": ("the Gaussian error linear unit", f"``y = x * P(x)`` {_GELU}.", _ROUNDED),

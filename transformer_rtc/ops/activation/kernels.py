@@ -89,6 +89,7 @@ class ActivationSpec(KernelSpec):
         there = dict(self.arrays)
         types = {ROWS[name]: dtype for name, dtype in self.arrays if name in ROWS}
         types = {"Up": there["x"], "Gradient": there["x"], "UpOutput": types["Output"]} | types
+        types["Widest"] = max(types["Output"], types["UpOutput"], key=lambda dtype: dtype.bytes)
         flags = {
             "FUNCTION": f"Function::{self.function}",
             "GATED": self.gated,
