@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 import transformer_rtc
@@ -9,6 +12,9 @@ from transformer_rtc import SimulatedDevice, using
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
+
+from transformer_rtc import torch as trt  # noqa: E402
+from transformer_rtc.torch.warming import asked_by  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -40,16 +46,6 @@ def leaf(*shape, dtype=torch.float32):
     return (2 * torch.randn(shape)).to(dtype).requires_grad_()
 
 
-def hold(found, exact, inputs, dtype) -> None:
-    """Hold a result and gradients to those of float64."""
-    near = {torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), exact, rtol=near, atol=near)
-    gradient = torch.randn(found.shape).to(dtype)
-    doubles = [one.detach().double().requires_grad_() for one in inputs]
-    return gradient, doubles
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_float64(name, dtype):
@@ -58,11 +54,12 @@ def test_gradients_are_those_of_float64(name, dtype):
     y = getattr(transformer_rtc, name.split()[0])(x, **options)
     double = x.detach().double().requires_grad_()
     exact = function(double)
-    gradient, _ = hold(y, exact, [x], dtype)
+    near = 2e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(y.double(), exact, rtol=near, atol=near)
+    gradient = torch.randn(y.shape).to(dtype)
     y.backward(gradient)
     exact.backward(gradient.double())
-    near = 2e-6 if dtype == torch.float32 else 2e-2
-    assert x.grad.dtype == dtype
+    assert x.grad.dtype == y.dtype == dtype
     torch.testing.assert_close(x.grad.double(), double.grad, rtol=near, atol=near)
 
 
@@ -103,3 +100,168 @@ def test_compiled_code_has_the_operator(packed):
 
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(*given), function(*given), rtol=0, atol=0)
+
+
+# ---- Modules ---------------------------------------------------------------------------------------------------------
+
+
+def test_modules_are_those_of_torch():
+    x = torch.randn(3, 5, 16)
+    for ours, theirs in (
+        (trt.GELU(), torch.nn.GELU()), (trt.GELU("tanh"), torch.nn.GELU("tanh")), (trt.SiLU(), torch.nn.SiLU()),
+        (trt.SiLU(inplace=True), torch.nn.SiLU(inplace=True)),
+    ):  # fmt: skip
+        assert isinstance(ours, type(theirs)) and repr(ours) == repr(theirs)
+        for given in (x, x.double(), x.transpose(0, 2), x[..., ::2], torch.tensor(0.5)):
+            torch.testing.assert_close(ours(given.clone()), theirs(given.clone()), rtol=2e-6, atol=2e-6)
+
+
+def test_gated_modules_take_one_tensor_or_two():
+    x, up = torch.randn(4, 24), torch.randn(4, 24)
+    for module, function in (
+        (trt.SwiGLU(), functional.silu), (trt.GEGLU(), functional.gelu), (trt.GEGLU("tanh"), gelu_tanh),
+    ):  # fmt: skip
+        wanted = function(x) * up
+        torch.testing.assert_close(module(x, up), wanted, rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(module(torch.cat([x, up], -1)), wanted, rtol=2e-6, atol=2e-6)
+        wide = torch.randn(4, 48)
+        torch.testing.assert_close(module(wide[:, ::2], up), function(wide[:, ::2]) * up, rtol=2e-6, atol=2e-6)
+
+
+# ---- Patching --------------------------------------------------------------------------------------------------------
+
+
+class Mlp(torch.nn.Module):
+    """As most of Hugging Face's have it."""
+
+    def __init__(self, act_fn=None, swaps: bool = False):
+        super().__init__()
+        self.gate_proj, self.up_proj = torch.nn.Linear(8, 24, bias=False), torch.nn.Linear(8, 24, bias=False)
+        self.down_proj, self.act_fn = torch.nn.Linear(24, 8, bias=False), act_fn or torch.nn.SiLU()
+        self.swaps = swaps
+
+    def forward(self, hidden):
+        gate, up = self.gate_proj(hidden), self.up_proj(hidden)
+        return self.down_proj(self.act_fn(up) * gate if self.swaps else self.act_fn(gate) * up)
+
+
+class Packed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_up_proj, self.down_proj = torch.nn.Linear(8, 48), torch.nn.Linear(24, 8)
+        self.activation_fn = torch.nn.GELU("tanh")
+
+    def forward(self, x):
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(up * self.activation_fn(gate))
+
+
+class QuickGELU(torch.nn.Module):
+    def forward(self, x):
+        return x * torch.sigmoid(1.702 * x)
+
+
+class OwnGELU(torch.nn.Module):
+    def forward(self, input):
+        return 0.5 * input * (1 + torch.tanh(0.7978845608028654 * (input + 0.044715 * input**3)))
+
+
+def test_activations_and_gated_mlps_of_a_model_are_swapped_and_given_back():
+    model = torch.nn.Sequential(Mlp(), Packed(), torch.nn.GELU(), OwnGELU(), QuickGELU(), torch.nn.ReLU())
+    x = torch.randn(5, 8)
+    before = [type(one) for one in model.modules()]
+    wanted = model(x)
+    made = trt.patch(model)
+    assert {swap.name: swap.formula for swap in made.swapped} == {
+        "0": "silu(gate) * up in one launch",
+        "1": "gelu(gate) * up in one launch",
+        "2": "as torch.nn.GELU",
+        "3": "gelu, approximated by tanh",
+    }
+    assert made.left == {"4": "it computes something else than the known functions"}
+    torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-6)
+    # The one tensor of a forward keeps its name.
+    torch.testing.assert_close(model[0](hidden=x), made_of(Mlp, model[0])(x), rtol=1e-5, atol=1e-6)
+    assert not trt.patch(model).swapped
+    made.undo()
+    assert [type(one) for one in model.modules()] == before and torch.equal(model(x), wanted)
+
+
+def made_of(class_, module):
+    plain = class_()
+    plain.load_state_dict(module.state_dict())
+    return plain
+
+
+def test_what_is_no_known_gated_mlp_stays():
+    replaced = Mlp()
+    replaced.forward = lambda x: x
+    for model in (Mlp(swaps=True), Mlp(torch.nn.Tanh()), Mlp(QuickGELU()), replaced):
+        names = {swap.name for swap in trt.patch(model).swapped}
+        assert "" not in names, model
+    assert not trt.patch(Mlp(), activations=False).swapped
+
+
+def test_gradients_of_a_swapped_mlp_are_those_of_before():
+    model = Mlp()
+    x = leaf(6, 8)
+    model(x).square().sum().backward()
+    wanted = [x.grad, *(one.grad for one in model.parameters())]
+    x.grad = None
+    model.zero_grad()
+    trt.patch(model)
+    model(x).square().sum().backward()
+    for one, other in zip([x.grad, *(one.grad for one in model.parameters())], wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_a_swapped_model_is_copied_saved_and_moved_to_other_types():
+    model = torch.nn.Sequential(Mlp(), OwnGELU())
+    trt.patch(model)
+    other = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    x = torch.randn(3, 8)
+    assert torch.equal(other(x), model(x)) and "by transformer_rtc" in repr(other)
+    double = other.double()
+    plain = torch.nn.Sequential(made_of(Mlp, double[0].float()).double(), OwnGELU())
+    double = other.double()
+    torch.testing.assert_close(double(x.double()), plain(x.double()))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_warmed_model_asks_for_nothing_else(training):
+    model = torch.nn.Sequential(
+        Mlp(), Packed(), torch.nn.GELU(), OwnGELU(), torch.nn.Linear(8, 16), trt.SwiGLU(), torch.nn.Linear(8, 8)
+    ).to(torch.float16)  # no other test here has this type
+    trt.patch(model)
+    asked = {str(one.request._replace(columns=0)) for one in asked_by(model, training=training)}
+    x = torch.randn(4, 8).half()
+    with transformer_rtc.record() as seen:
+        if training:
+            model(x.requires_grad_()).sum().backward()
+        else:
+            with torch.no_grad():
+                model(x)
+    requests = [one.request._replace(columns=0, unaligned=False) for one in seen]
+    found = {str(one) for one in requests if getattr(one.dtypes.get("x"), "name", "") == "float16"}
+    names = {"silu_and_mul", "gelu_and_mul", "gelu"}
+    assert names <= {one.operator for one in requests} and found <= asked, found - asked
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma2", "gpt2", "bert", "vit"])
+def test_models_of_hugging_face_have_theirs_swapped(name):
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    made = {
+        "llama": lambda: transformers.LlamaConfig(**small, vocab_size=64, num_key_value_heads=2),
+        "phi3": lambda: transformers.Phi3Config(**small, vocab_size=64, num_key_value_heads=2, pad_token_id=0),
+        "gemma2": lambda: transformers.Gemma2Config(**small, vocab_size=64, num_key_value_heads=2, head_dim=16),
+        "gpt2": lambda: transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64, bos_token_id=1,
+                                                eos_token_id=1),
+        "bert": lambda: transformers.BertConfig(**small, vocab_size=64),
+        "vit": lambda: transformers.ViTConfig(**small, image_size=32, patch_size=16),
+    }  # fmt: skip
+    model = transformers.AutoModel.from_config(made[name]())
+    swapped = [swap.formula for swap in trt.patch(model).swapped]
+    wanted = {"llama": "silu(gate) * up", "phi3": "silu(gate) * up", "gemma2": "gelu(gate) * up", "gpt2": "gelu",
+              "bert": "gelu", "vit": "gelu"}[name]  # fmt: skip
+    assert any(wanted in formula for formula in swapped), swapped

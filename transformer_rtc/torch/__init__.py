@@ -1,7 +1,8 @@
 """What torch needs beside calls on tensors: gradients, modules, whole models. Never imported without torch.
 
-`RMSNorm`, `LayerNorm`, `AddRMSNorm`, `AddLayerNorm` and `Softmax` are modules. `patch` swaps those that a model has,
-`kernel_mapping` and `patch_mapping` do it through Hugging Face's own ways, and `warmup` compiles what a model needs.
+`RMSNorm`, `LayerNorm`, `AddRMSNorm`, `AddLayerNorm`, `Softmax`, `GELU`, `SiLU`, `SwiGLU` and `GEGLU` are modules.
+`patch` swaps those that a model has, `kernel_mapping` and `patch_mapping` do it through Hugging Face's own ways, and
+`warmup` compiles what a model needs.
 """
 
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import megatron as megatron
     from . import transformer_engine as transformer_engine
+    from .activations import GEGLU, GELU, SiLU, SwiGLU
     from .hugging_face import kernel_mapping, patch_mapping
     from .modules import LayerNorm, RMSNorm
     from .patching import Patch, patch
@@ -18,12 +20,16 @@ if TYPE_CHECKING:
     from .warming import warmup
 
 __all__ = [
+    "GEGLU",
+    "GELU",
     "AddLayerNorm",
     "AddRMSNorm",
     "LayerNorm",
     "Patch",
     "RMSNorm",
+    "SiLU",
     "Softmax",
+    "SwiGLU",
     "kernel_mapping",
     "patch",
     "patch_mapping",
@@ -34,10 +40,14 @@ __all__ = [
 _LATER = {
     "AddLayerNorm": "sum_modules",
     "AddRMSNorm": "sum_modules",
+    "GEGLU": "activations",
+    "GELU": "activations",
     "LayerNorm": "modules",
     "Patch": "patching",
     "RMSNorm": "modules",
+    "SiLU": "activations",
     "Softmax": "softmax_module",
+    "SwiGLU": "activations",
     "kernel_mapping": "hugging_face",
     "patch": "patching",
     "patch_mapping": "hugging_face",

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..ops.norm.api import rms_norm
 from .modules import TAKEN, rows
 
-__all__ = ["Formula", "find", "forward_of"]
+__all__ = ["Formula", "alone", "find", "forward_of"]
 
 _EPS_NAMES = ("variance_epsilon", "eps")
 _ELEMENTS = 2048
@@ -110,14 +110,14 @@ def parameter_of(class_: type) -> str | None:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Have no mode of the caller change what is computed."""
     with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
 
 
 def _find(module: torch.nn.Module, columns: int | None, eps_name: str) -> Formula | str:
-    with _alone():
+    with alone():
         x, weight = _data(columns or _COLUMNS, module.__dict__[eps_name])
         left = [Formula(eps_name, *known) for known in _KNOWN]
         if columns is None:

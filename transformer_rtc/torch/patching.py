@@ -1,4 +1,4 @@
-"""Norms of a whole model, swapped in place for those of this package."""
+"""Norms, activations and gated MLPs of a whole model, swapped in place for those of this package."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import ArgumentError, shown
+from .activations import GELU, SiLU
 from .formulas import Formula, find, forward_of, parameter_of
+from .gates import (
+    Activation,
+    Gate,
+    activation_of,
+    forward_of_activation,
+    forward_of_gate,
+    gate_of,
+    may_be_activation,
+)
 from .modules import ROUNDINGS, LayerNorm, Norm, RMSNorm
 
 __all__ = ["Patch", "Swap", "found_of", "may_be_norm", "patch", "patched_class"]
 
 _OF_TORCH: dict[Any, Any] = {torch.nn.RMSNorm: RMSNorm, torch.nn.LayerNorm: LayerNorm}
+_ACTIVATIONS_OF_TORCH: dict[Any, Any] = {torch.nn.GELU: GELU, torch.nn.SiLU: SiLU}
 _WORDS = ("rmsnorm", "layernorm")
 
 
@@ -43,7 +54,7 @@ class Patch:
     swapped : list of Swap
         The modules that this package computes now, in the model's order.
     left : dict of str to str
-        The modules that look like norms and were left alone: why, by their names.
+        The modules that look like norms or activations and were left alone: why, by their names.
     """
 
     def __init__(self) -> None:
@@ -83,13 +94,18 @@ class Patch:
         return "\n".join([f"Patch of {len(self.swapped)} modules", *lines])
 
 
-def patch(model: torch.nn.Module, *, rounding: str = "once") -> Patch:
-    """Have this package compute the norms of a model, in place.
+def patch(model: torch.nn.Module, *, rounding: str = "once", activations: bool = True) -> Patch:
+    """Have this package compute the norms and activations of a model, in place.
 
-    These are `torch.nn.RMSNorm` and `torch.nn.LayerNorm`, with their subclasses that have no forward of their own; and
-    classes with RMSNorm in their name, such as Hugging Face's, whose forward computes ``x * rstd * weight``,
+    The norms are `torch.nn.RMSNorm` and `torch.nn.LayerNorm`, with their subclasses that have no forward of their own;
+    and classes with RMSNorm in their name, such as Hugging Face's, whose forward computes ``x * rstd * weight``,
     ``x * rstd * (1 + weight)`` or ``x * rstd``. Which of these it is, where it rounds and of which type y is, is found
     out by running the forward on a little data on the CPU. What computes anything else is left alone, and listed.
+
+    The activations are modules that compute GELU, exact or by tanh, SiLU or the squared ReLU of each element, such as
+    `torch.nn.GELU` and Hugging Face's NewGELUActivation; and MLPs such as LlamaMLP and Phi3MLP, which compute
+    ``down_proj(f(gate_proj(x)) * up_proj(x))``: the product is one launch, and its backward another. These, too, are
+    found out by running them.
 
     A swapped module stays the same object with the same parameters, buffers, hooks and flags. It becomes of a subclass
     of its class. A model may be patched before or after it is moved, on the meta device, and more than once.
@@ -101,6 +117,9 @@ def patch(model: torch.nn.Module, *, rounding: str = "once") -> Patch:
     rounding : {"once", "twice"}
         ``"once"``: y is rounded once, from float32. ``"twice"`` keeps the bits of classes that round ``x * rstd`` to
         x's type before the weight is multiplied, such as Hugging Face's Llama and Qwen.
+    activations : bool
+        Whether activations and gated MLPs are swapped, too. Their y is rounded once, where f and the product of two
+        launches are rounded each.
 
     Returns
     -------
@@ -116,10 +135,11 @@ def patch(model: torch.nn.Module, *, rounding: str = "once") -> Patch:
     --------
     >>> import torch
     >>> from transformer_rtc.torch import patch
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
     >>> patch(model)
-    Patch of 1 modules
+    Patch of 2 modules
       1 LayerNorm: as torch.nn.LayerNorm
+      1 GELU: as torch.nn.GELU
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"model is {shown(model)}; it takes a torch.nn.Module")
@@ -127,11 +147,19 @@ def patch(model: torch.nn.Module, *, rounding: str = "once") -> Patch:
         raise ArgumentError(f"rounding is {shown(rounding)}; it takes {', '.join(ROUNDINGS)}")
     made = Patch()
     known: dict[Any, Formula | str] = {}
+    within: set[torch.nn.Module | None] = set()  # activations that a gated MLP has in its launch
     for name, module in model.named_modules():
         before = type(module)
-        if not may_be_norm(before):
+        found: Formula | Activation | Gate | type | str | None = None
+        if may_be_norm(before):
+            found = found_of(module, known)
+        elif activations and module not in within and not issubclass(before, (_Patched, GELU, SiLU)):
+            found = _activation_of(module)
+        gate = found if isinstance(found, Gate) else getattr(module.forward, "gate", None)
+        if isinstance(gate, Gate):
+            within.add(module._modules[gate.function_name])
+        if found is None:
             continue
-        found = found_of(module, known)
         if isinstance(found, str):
             made.left[name] = found
             continue
@@ -162,9 +190,20 @@ def found_of(module: torch.nn.Module, known: dict[Any, Formula | str]) -> Formul
     return find(module, known)
 
 
-def _words(found: Formula | type, rounding: str) -> str:
+def _activation_of(module: torch.nn.Module) -> Activation | Gate | type | str | None:
+    """Return what an activation or a gated MLP computes, or why what looks like one is left alone; None: it is none."""
+    for class_ in _ACTIVATIONS_OF_TORCH:
+        if type(module).forward is class_.forward and "forward" not in module.__dict__:
+            of_torch: type = class_
+            return of_torch
+    return activation_of(module) if may_be_activation(type(module)) else gate_of(module)
+
+
+def _words(found: Formula | Activation | Gate | type, rounding: str) -> str:
     if isinstance(found, type):
         return f"as torch.nn.{found.__name__}"
+    if not isinstance(found, Formula):
+        return str(found)
     twice = rounding == "twice" and found.rounding == "twice"
     times = "" if not found.weighted else " * (weight + 1)" if found.weight_offset else " * weight"
     return f"x * rstd{times}, rounded {'twice' if twice else 'once'}"
@@ -176,7 +215,7 @@ def _words(found: Formula | type, rounding: str) -> str:
 class _Patched:
     """What classes have that are made for swapped modules: a copy or a pickle of a module is of the same class."""
 
-    _made_of: tuple[type, Formula | type, str]
+    _made_of: tuple[type, Formula | Activation | Gate | type, str]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # From protocol 2 on, the class and what its __new__ takes come first.
@@ -191,20 +230,21 @@ def _rebuild(*made_of: Any) -> Any:
     return object.__new__(patched_class(*made_of))
 
 
-def patched_class(class_: type, found: Formula | type, rounding: str) -> type:
-    """Return the subclass of a norm's class that this package computes, which is made once.
+def patched_class(class_: type, found: Formula | Activation | Gate | type, rounding: str) -> type:
+    """Return the subclass of a module's class that this package computes, which is made once.
 
     Parameters
     ----------
     class_ : type
-        The norm's.
-    found : Formula or type
+        The module's.
+    found : Formula, Activation, Gate or type
         What it computes, or the class of torch whose forward it has.
     rounding : str
         As `patch` takes it.
     """
-    if class_ in _OF_TORCH:
-        own: type = _OF_TORCH[class_]
+    of_torch = _OF_TORCH | _ACTIVATIONS_OF_TORCH
+    if class_ in of_torch:
+        own: type = of_torch[class_]
         return own
     made_of = (class_, found, rounding)
     subclasses: list[type] = class_.__subclasses__()
@@ -215,7 +255,11 @@ def patched_class(class_: type, found: Formula | type, rounding: str) -> type:
     bases: tuple[type, ...] = (_Patched, class_)
     if isinstance(found, type):
         # After the class, whose own methods go before those of this package's module.
-        bases = (_Patched, class_, _OF_TORCH[found])
+        bases = (_Patched, class_, of_torch[found])
+    elif isinstance(found, Activation):
+        namespace["forward"] = forward_of_activation(found, class_)
+    elif isinstance(found, Gate):
+        namespace["forward"] = forward_of_gate(found, class_)
     else:
         parameter = parameter_of(class_)
         assert parameter is not None

@@ -16,7 +16,9 @@ from ..manifest import line
 from ..request import Asked
 from ..spec import DTYPES
 from ..warming import Progress, WarmupRecord
+from .activations import GEGLU, GELU, SiLU, SwiGLU
 from .formulas import Formula
+from .gates import Activation, Gate
 from .modules import TAKEN, LayerNorm, Norm, RMSNorm
 from .softmax_module import Softmax
 from .sum_modules import AddNorm
@@ -37,7 +39,7 @@ def warmup(
 ) -> list[WarmupRecord]:
     """Compile what a model's modules of this package will ask for, on all cores, so that no later call does.
 
-    That is what its `RMSNorm`, `LayerNorm`, `AddRMSNorm`, `AddLayerNorm` and `Softmax` need, and what `patch` and
+    That is what its modules of this package need, activations with as many tensors as they take, and what `patch` and
     `kernel_mapping` have swapped: for inputs that require grad, where the model is trained. The model is not run.
 
     Parameters
@@ -133,6 +135,9 @@ def _of(module: torch.nn.Module, dtype: torch.dtype, training: bool, lengths: Se
         if isinstance(module, AddNorm):
             asked += norm.asked_of_sum(name, training, module)
         return asked
+    activation = _activation_of(module)
+    if activation is not None:
+        return _of_activation(*activation, dtype, training)
     if isinstance(module, Softmax):
         return [one for length in lengths for one in _of_softmax(module, dtype, length, training)]
     return []
@@ -197,6 +202,38 @@ class _NormOf:
 
     def _asked(self, operator: str, values: dict[str, Any], dtype: torch.dtype | None = None) -> Asked:
         return _asked(operator, dtype or self._dtype, self._columns, values, self._margin)
+
+
+def _activation_of(module: torch.nn.Module) -> tuple[Activation, tuple[bool, ...]] | None:
+    """Return what an activation computes, and whether it is given a second factor; () where it has none."""
+    swapped = getattr(module.forward, "activation", None)
+    if isinstance(swapped, Activation):
+        return swapped, ()
+    gate = getattr(module.forward, "gate", None)
+    if isinstance(gate, Gate):
+        return gate.function, (len(gate.names) == 3,)
+    if isinstance(module, GELU):
+        return Activation("gelu", "tanh" if module.approximate == "tanh" else None), ()
+    if isinstance(module, SiLU):
+        return Activation("silu"), ()
+    if isinstance(module, SwiGLU):
+        return Activation("silu"), (True, False)
+    if isinstance(module, GEGLU):
+        return Activation("gelu", "tanh" if module.approximate == "tanh" else None), (True, False)
+    return None
+
+
+def _of_activation(
+    activation: Activation, ups: tuple[bool, ...], dtype: torch.dtype, training: bool
+) -> Iterator[Asked]:
+    # Kernels of all lengths are the same.
+    columns, options = 64, {"approximate": activation.approximate} if activation.approximate else {}
+    for up in ups or (None,):
+        name = activation.name if up is None else f"{activation.name}_and_mul"
+        values: dict[str, Any] = options if up is None else {**options, "up": dtype if up else None}
+        yield _asked(name, dtype, columns, values)
+        if training:
+            yield _asked(f"{name}_backward", dtype, columns, values)
 
 
 def _of_softmax(module: Softmax, dtype: torch.dtype, keys: int, training: bool) -> Iterator[Asked]:

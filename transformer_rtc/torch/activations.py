@@ -1,0 +1,114 @@
+"""Activations as modules: those of torch.nn, and gated ones, computed by this package's operators."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from ..ops.activation.api import gelu, gelu_and_mul, silu, silu_and_mul
+from .modules import TAKEN, rows
+
+__all__ = ["GEGLU", "GELU", "SiLU", "SwiGLU"]
+
+
+class GELU(torch.nn.GELU):  # type: ignore[misc]
+    """`torch.nn.GELU` by `transformer_rtc.gelu`, in a constructor of the same arguments.
+
+    Arithmetic is in float32 and y is rounded once. x of any strides is taken; it is copied where its rows do not
+    collapse to two strides. Another type than float32, float16 and bfloat16 is computed by torch.
+
+    Parameters
+    ----------
+    approximate : {"none", "tanh"}
+        Whether it is exact, or approximated by a tanh.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformer_rtc import using
+    >>> from transformer_rtc.torch import GELU
+    >>> with using("simulator"):
+    ...     GELU()(torch.randn(2, 64)).shape
+    torch.Size([2, 64])
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return y, of the input's shape and type."""
+        if input.dtype not in TAKEN or input.ndim == 0 or self.approximate not in ("none", "tanh"):
+            return functional.gelu(input, approximate=self.approximate)
+        return gelu(_rows(input), approximate="tanh" if self.approximate == "tanh" else None)
+
+
+class SiLU(torch.nn.SiLU):  # type: ignore[misc]
+    """`torch.nn.SiLU` by `transformer_rtc.silu`. What `GELU` says of types and strides holds.
+
+    Parameters
+    ----------
+    inplace : bool
+        Whether y takes the place of x: then torch computes it.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return y, of the input's shape and type."""
+        if input.dtype not in TAKEN or input.ndim == 0 or self.inplace:
+            return functional.silu(input, inplace=self.inplace)
+        return silu(_rows(input))
+
+
+class SwiGLU(torch.nn.Module):  # type: ignore[misc]
+    """``y = silu(x) * up`` by `transformer_rtc.silu_and_mul`, of two tensors or of the halves of each row of one.
+
+    It has no parameters. y is rounded once, and what the backward needs is x and `up` alone.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformer_rtc import using
+    >>> from transformer_rtc.torch import SwiGLU
+    >>> with using("simulator"):
+    ...     SwiGLU()(torch.randn(2, 64)).shape
+    torch.Size([2, 32])
+    """
+
+    def forward(self, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
+        """Return y.
+
+        Parameters
+        ----------
+        x : Tensor [..., columns] or [..., 2 * columns]
+            The argument of the function; without `up`, followed by it in each row.
+        up : Tensor [..., columns], optional
+            The second factor.
+
+        Returns
+        -------
+        Tensor [..., columns]
+            Of x's type.
+        """
+        return silu_and_mul(_rows(x), None if up is None else _rows(up))
+
+
+class GEGLU(torch.nn.Module):  # type: ignore[misc]
+    """``y = gelu(x) * up`` by `transformer_rtc.gelu_and_mul`; otherwise as `SwiGLU`.
+
+    Parameters
+    ----------
+    approximate : {"none", "tanh"}
+        Whether the function is exact, or approximated by a tanh.
+    """
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
+
+    def forward(self, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
+        """Return y. Arguments are those of `SwiGLU`."""
+        approximate = None if self.approximate == "none" else self.approximate
+        return gelu_and_mul(_rows(x), None if up is None else _rows(up), approximate=approximate)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_contiguous() else rows(x)
