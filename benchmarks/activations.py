@@ -215,14 +215,15 @@ def plot(result: dict[str, Any], path: str) -> None:
             labels = [f"{one['rows']}x{one['columns']}" if one["rows"] > 1 else f"{one['columns'] >> 20} Mi"
                       for one in found]  # fmt: skip
             label = f"{function}{' backward' if backward else ''}"
-            axis.plot(labels, points, "--" if backward else "-", marker="o", markersize=3, label=label)
+            style = {"linestyle": "--" if backward else "-", "color": f"C{FUNCTIONS.index(function)}"}
+            axis.plot(labels, points, marker="o", markersize=3, label=label, **style)
         axis.axhline(1.0, color="grey", linewidth=0.8)
         axis.set_title(dtype)
         axis.set_xlabel("shape")
         axis.tick_params("x", rotation=45)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("speed over the best copy")
-    axes[-1].legend(fontsize=7, loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
     figure.savefig(path, dpi=130)
 
 

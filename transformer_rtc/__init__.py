@@ -1,4 +1,4 @@
-"""Transformer norm and softmax kernels that are compiled by NVRTC the first time they are used."""
+"""Transformer norm, softmax and activation kernels that are compiled by NVRTC the first time they are used."""
 
 import sys
 from importlib import import_module

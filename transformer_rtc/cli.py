@@ -381,7 +381,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="transformer-rtc",
-        description="Transformer norm and softmax kernels that are compiled by NVRTC the first time they are used.",
+        description="Transformer norm, softmax and activation kernels, compiled by NVRTC the first time they are used.",
         **formatted(""),
     )
     parser.add_argument("--version", action="version", version=__version__)
