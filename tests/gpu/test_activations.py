@@ -38,6 +38,11 @@ def test_a_scale_of_each_row(kind, shape, of_x, of_y, rig, rng):
     checks.hold_row_scaled(rig, kind, shape, of_x, of_y, rng)
 
 
+@pytest.mark.parametrize(("kind", "shape", "dtype"), _each(KINDS, ((3, 3001), (64, 4096)), FLOATS))
+def test_in_place(kind, shape, dtype, rig, rng):
+    checks.hold_in_place(rig, kind, shape, dtype, rng)
+
+
 @pytest.mark.parametrize(("kind", "dtype"), list(itertools.product(KINDS, FLOATS)))
 def test_special_numbers(kind, dtype, rig):
     checks.hold_special(rig, kind, dtype)

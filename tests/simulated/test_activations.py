@@ -63,6 +63,13 @@ def test_a_scale_of_each_row(kind, shape, of_x, of_y, static, rng):
 
 
 @pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("kind", "shape", "dtype"), _each(KINDS, ((3, 37), (2, 3, 64)), FLOATS, first=8, share=0.2))
+def test_in_place(kind, shape, dtype, static, rng):
+    (rig,) = simulated(90, static=static)
+    checks.hold_in_place(rig, kind, shape, dtype, rng)
+
+
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(("kind", "dtype"), _each(KINDS, FLOATS, first=8, share=0.5))
 def test_special_numbers(kind, dtype, static):
     (rig,) = simulated(static=static)

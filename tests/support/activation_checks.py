@@ -264,4 +264,22 @@ def hold_special(rig: Rig, kind: Kind, dtype: DType) -> None:
     assert_within(dx[4:], wanted[4:], dtype, f"dx of {kind}")
 
 
+def hold_in_place(rig: Rig, kind: Kind, shape: tuple[int, ...], dtype: DType, rng: np.random.Generator) -> None:
+    """Hold y in the place of each input, and dx in that of x, to the bits that they have elsewhere."""
+    x, dy = numbers(rng, shape, dtype), numbers(rng, shape, dtype)
+    up = numbers(rng, shape, dtype) if kind.gated else None
+    inputs = _inputs(kind, x, up)
+    (wanted,) = _call(rig, kind.name, [rig.arrays.array(one) for one in inputs], {}, kind.options)
+    for place in range(0 if kind.packed else len(inputs)):
+        given = [rig.arrays.array(one) for one in inputs]
+        (found,) = _call(rig, kind.name, given, {"out": given[place]}, kind.options)
+        np.testing.assert_array_equal(bits(rig.arrays.host(found)), bits(rig.arrays.host(wanted)))
+    backward = f"{kind.name}_backward"
+    wanted = _call(rig, backward, [rig.arrays.array(one) for one in (dy, *inputs)], {}, kind.options)
+    given = [rig.arrays.array(one) for one in (dy, *inputs)]
+    found = _call(rig, backward, given, {"out": given[1]}, kind.options)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(bits(rig.arrays.host(one)), bits(rig.arrays.host(other)))
+
+
 BITS8 = (FLOAT8_E4M3, FLOAT8_E5M2, INT8)

@@ -179,6 +179,7 @@ def test_activations_and_gated_mlps_of_a_model_are_swapped_and_given_back():
         "3": "gelu, approximated by tanh",
     }
     assert made.left == {"4": "it computes something else than the known functions"}
+    assert not trt.patch(torch.jit.script(torch.nn.Sequential(torch.nn.GELU()))).swapped
     torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-6)
     # The one tensor of a forward keeps its name.
     torch.testing.assert_close(model[0](hidden=x), made_of(Mlp, model[0])(x), rtol=1e-5, atol=1e-6)
@@ -193,13 +194,89 @@ def made_of(class_, module):
     return plain
 
 
+class Changed(Mlp):
+    """Computes something else: what it says of x, gate, up, their product or what comes of it."""
+
+    def __init__(self, x=None, gate=None, up=None, product=None, y=None):
+        super().__init__()
+        same = lambda one: one  # noqa: E731
+        self.of = [one or same for one in (x, gate, up, product, y)]
+
+    def forward(self, x):
+        of_x, of_gate, of_up, of_product, of_y = self.of
+        gate, up = self.gate_proj(of_x(x)), self.up_proj(x)
+        return of_y(self.down_proj(of_product(self.act_fn(of_gate(gate)) * of_up(up))))
+
+
+def dropped(x):
+    return functional.dropout(x, 0.1)
+
+
 def test_what_is_no_known_gated_mlp_stays():
     replaced = Mlp()
     replaced.forward = lambda x: x
-    for model in (Mlp(swaps=True), Mlp(torch.nn.Tanh()), Mlp(QuickGELU()), replaced):
-        names = {swap.name for swap in trt.patch(model).swapped}
-        assert "" not in names, model
+    changed = (
+        Changed(x=lambda x: 2 * x), Changed(gate=lambda x: x.clamp(max=50)), Changed(up=lambda x: x.clamp(-99, 99)),
+        Changed(product=dropped), Changed(y=dropped), Changed(y=lambda x: x + 1), Changed(up=torch.Tensor.float),
+        Changed(product=lambda x: x.float().to(torch.bfloat16)),
+    )  # fmt: skip
+    for model in (Mlp(swaps=True), Mlp(torch.nn.Tanh()), Mlp(QuickGELU()), replaced, *changed):
+        made = trt.patch(model)
+        assert "" not in {swap.name for swap in made.swapped} and made.left[""], model
+    assert "" in {swap.name for swap in trt.patch(Changed()).swapped}
     assert not trt.patch(Mlp(), activations=False).swapped
+
+
+class OtherGELU(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.gelu(x).clamp(max=50), lambda x: functional.gelu(x.float()),
+        lambda x: dropped(functional.gelu(x)), lambda x: functional.gelu(x) + 1e-3, lambda x: x.flatten(),
+    ],
+)  # fmt: skip
+def test_what_is_no_known_function_stays(function):
+    made = trt.patch(OtherGELU(function))
+    assert not made.swapped and made.left.keys() == {""}
+
+
+def test_what_a_module_is_does_not_depend_on_defaults():
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    try:
+        model = torch.nn.Sequential(Mlp(), OwnGELU(), torch.nn.GELU())
+        assert [swap.name for swap in trt.patch(model).swapped] == ["0", "1", "2"]
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+
+
+def test_a_hook_on_the_function_of_a_swapped_mlp_is_called():
+    model, x, seen = Mlp(), torch.randn(3, 8), []
+    trt.patch(model)
+    handle = model.act_fn.register_forward_hook(lambda module, given, y: seen.append(y))
+    wanted = model(x)
+    handle.remove()
+    assert len(seen) == 1
+    torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_tensors_without_elements_and_in_other_orders_are_taken():
+    for module, theirs in ((trt.GELU(), torch.nn.GELU()), (trt.SiLU(), torch.nn.SiLU())):
+        for x in (torch.randn(4, 0), torch.randn(0, 4), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+            y = module(x)
+            assert y.stride() == theirs(x).stride()
+            torch.testing.assert_close(y, theirs(x), rtol=2e-6, atol=2e-6)
+    with pytest.raises(transformer_rtc.ArgumentError, match="approximate is 'erf'; it takes none, tanh"):
+        trt.GEGLU("erf")
 
 
 def test_gradients_of_a_swapped_mlp_are_those_of_before():
@@ -222,8 +299,7 @@ def test_a_swapped_model_is_copied_saved_and_moved_to_other_types():
     x = torch.randn(3, 8)
     assert torch.equal(other(x), model(x)) and "by transformer_rtc" in repr(other)
     double = other.double()
-    plain = torch.nn.Sequential(made_of(Mlp, double[0].float()).double(), OwnGELU())
-    double = other.double()
+    plain = torch.nn.Sequential(made_of(Mlp, double[0]).double(), OwnGELU())
     torch.testing.assert_close(double(x.double()), plain(x.double()))
 
 
@@ -241,7 +317,7 @@ def test_a_warmed_model_asks_for_nothing_else(training):
         else:
             with torch.no_grad():
                 model(x)
-    requests = [one.request._replace(columns=0, unaligned=False) for one in seen]
+    requests = [one.request._replace(columns=0, unaligned=False) for one in seen if hasattr(one, "request")]
     found = {str(one) for one in requests if getattr(one.dtypes.get("x"), "name", "") == "float16"}
     names = {"silu_and_mul", "gelu_and_mul", "gelu"}
     assert names <= {one.operator for one in requests} and found <= asked, found - asked

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.nn import functional
 
+from ..errors import ArgumentError, shown
 from ..ops.activation.api import gelu, gelu_and_mul, silu, silu_and_mul
 from .modules import TAKEN, rows
 
-__all__ = ["GEGLU", "GELU", "SiLU", "SwiGLU"]
+__all__ = ["GEGLU", "GELU", "SiLU", "SwiGLU", "is_taken", "of_each"]
+
+_MOST_COLUMNS = 1 << 30
+# torch's words, and the operators'.
+_APPROXIMATE = {"none": None, "tanh": "tanh"}
+
+
+def is_taken(x: torch.Tensor) -> bool:
+    """Whether the operators take a tensor, perhaps in other strides; the rest is torch's."""
+    return x.dtype in TAKEN and x.ndim > 0 and 0 < x.shape[-1] <= _MOST_COLUMNS
+
+
+def of_each(call: Callable[..., Any], x: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Return a function of each element. y is in memory as x is, where that has no gaps, such as channels last."""
+    if x.is_contiguous():
+        return call(x, **options)
+    order = sorted(range(x.ndim), key=lambda dim: -x.stride(dim))
+    dense = x.permute(order)
+    if not dense.is_contiguous():
+        return call(rows(x), **options)
+    back = sorted(range(x.ndim), key=lambda place: order[place])
+    return call(dense, **options).permute(back)
 
 
 class GELU(torch.nn.GELU):  # type: ignore[misc]
@@ -34,9 +59,9 @@ class GELU(torch.nn.GELU):  # type: ignore[misc]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return y, of the input's shape and type."""
-        if input.dtype not in TAKEN or input.ndim == 0 or self.approximate not in ("none", "tanh"):
+        if not is_taken(input) or self.approximate not in _APPROXIMATE:
             return functional.gelu(input, approximate=self.approximate)
-        return gelu(_rows(input), approximate="tanh" if self.approximate == "tanh" else None)
+        return of_each(gelu, input, approximate=_APPROXIMATE[self.approximate])
 
 
 class SiLU(torch.nn.SiLU):  # type: ignore[misc]
@@ -50,9 +75,9 @@ class SiLU(torch.nn.SiLU):  # type: ignore[misc]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return y, of the input's shape and type."""
-        if input.dtype not in TAKEN or input.ndim == 0 or self.inplace:
+        if not is_taken(input) or self.inplace:
             return functional.silu(input, inplace=self.inplace)
-        return silu(_rows(input))
+        return of_each(silu, input)
 
 
 class SwiGLU(torch.nn.Module):  # type: ignore[misc]
@@ -95,9 +120,16 @@ class GEGLU(torch.nn.Module):  # type: ignore[misc]
     ----------
     approximate : {"none", "tanh"}
         Whether the function is exact, or approximated by a tanh.
+
+    Raises
+    ------
+    ArgumentError
+        If `approximate` is neither.
     """
 
     def __init__(self, approximate: str = "none") -> None:
+        if approximate not in _APPROXIMATE:
+            raise ArgumentError(f"approximate is {shown(approximate)}; it takes {', '.join(_APPROXIMATE)}")
         super().__init__()
         self.approximate = approximate
 
@@ -106,7 +138,7 @@ class GEGLU(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
         """Return y. Arguments are those of `SwiGLU`."""
-        approximate = None if self.approximate == "none" else self.approximate
+        approximate = _APPROXIMATE[self.approximate]
         return gelu_and_mul(_rows(x), None if up is None else _rows(up), approximate=approximate)
 
 

@@ -155,7 +155,7 @@ def patch(model: torch.nn.Module, *, rounding: str = "once", activations: bool =
             found = found_of(module, known)
         elif activations and module not in within and not issubclass(before, (_Patched, GELU, SiLU)):
             found = _activation_of(module)
-        gate = found if isinstance(found, Gate) else getattr(module.forward, "gate", None)
+        gate = found if isinstance(found, Gate) else getattr(getattr(module, "forward", None), "gate", None)
         if isinstance(gate, Gate):
             within.add(module._modules[gate.function_name])
         if found is None:
@@ -192,6 +192,8 @@ def found_of(module: torch.nn.Module, known: dict[Any, Formula | str]) -> Formul
 
 def _activation_of(module: torch.nn.Module) -> Activation | Gate | type | str | None:
     """Return what an activation or a gated MLP computes, or why what looks like one is left alone; None: it is none."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
     for class_ in _ACTIVATIONS_OF_TORCH:
         if type(module).forward is class_.forward and "forward" not in module.__dict__:
             of_torch: type = class_

@@ -49,8 +49,8 @@ def gelu(
 
     ``y = x * P(x)`` with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated, ``P(x) = (1 + tanh(sqrt(2 / pi) *
     (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016). Arithmetic is in
-    float32, and y is rounded once. What is below the smallest normal number may become 0. An element's bits depend
-    on no other element, nor on where it lies.
+    float32, and y is rounded once. What is below the smallest normal number may become 0. Of -infinity, y is NaN,
+    or 0 of the exact GELU. An element's bits depend on no other element, nor on where it lies.
 
     torch's autograd records the gradient.
 
@@ -106,7 +106,8 @@ def silu(
 
     ``y = x * sigmoid(x)`` with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted
     linear units", 2017). Arithmetic is in float32, and y is rounded once. What is below the smallest normal number
-    may become 0. An element's bits depend on no other element, nor on where it lies.
+    may become 0. Of -infinity, y is NaN, or 0 of the exact GELU. An element's bits depend on no other element, nor
+    on where it lies.
 
     torch's autograd records the gradient.
 
@@ -217,7 +218,8 @@ def gelu_and_mul(
     ``y = x * P(x) * up`` with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated, ``P(x) = (1 + tanh(sqrt(2 /
     pi) * (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016) (Shazeer, "GLU
     Variants Improve Transformer", 2020: GEGLU). Arithmetic is in float32, and y is rounded once. What is below the
-    smallest normal number may become 0. An element's bits depend on no other element, nor on where it lies.
+    smallest normal number may become 0. Of -infinity, y is NaN, or 0 of the exact GELU. An element's bits depend on
+    no other element, nor on where it lies.
 
     x and `up` are two arrays, or the halves of each row of one.
 
@@ -233,7 +235,7 @@ def gelu_and_mul(
     approximate : {"tanh"}, optional
         ``'tanh'``: P is what the tanh approximates; None: it is exact.
     out : array [..., columns], optional
-        Where y is written: x itself, or an array that shares no element with the inputs.
+        Where y is written: x itself or up itself, or an array that shares no element with the inputs.
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
@@ -286,8 +288,8 @@ def silu_and_mul(
 
     ``y = x * sigmoid(x) * up`` with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted
     linear units", 2017) (Shazeer, "GLU Variants Improve Transformer", 2020: SwiGLU). Arithmetic is in float32, and
-    y is rounded once. What is below the smallest normal number may become 0. An element's bits depend on no other
-    element, nor on where it lies.
+    y is rounded once. What is below the smallest normal number may become 0. Of -infinity, y is NaN, or 0 of the
+    exact GELU. An element's bits depend on no other element, nor on where it lies.
 
     x and `up` are two arrays, or the halves of each row of one.
 
@@ -301,7 +303,7 @@ def silu_and_mul(
     up : array [..., columns], float32, float16 or bfloat16, optional
         The second factor, of x's shape. None: x has both.
     out : array [..., columns], optional
-        Where y is written: x itself, or an array that shares no element with the inputs.
+        Where y is written: x itself or up itself, or an array that shares no element with the inputs.
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.

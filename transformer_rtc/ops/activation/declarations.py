@@ -49,7 +49,8 @@ def _forward(name: str, summary: str, gated: bool) -> Declaration:
             "out",
             _ROWS,
             QUANTIZED,
-            doc="Where y is written: x itself, or an array that shares no element with the inputs.",
+            doc=f"""Where y is written: x itself{" or up itself" if gated else ""}, or an array that shares no element
+            with the inputs.""",
             returned="y",
             returned_doc="Of x's framework and type, or as asked for.",
         ),
@@ -134,8 +135,8 @@ _GELU = """with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated,
 ``P(x) = (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units",
 2016)"""
 _SILU = """with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units", 2017)"""
-_ROUNDED = """Arithmetic is in float32, and y is rounded once. What is below the smallest normal number may
-become 0. An element's bits depend on no other element, nor on where it lies."""
+_ROUNDED = """Arithmetic is in float32, and y is rounded once. What is below the smallest normal number may become 0.
+Of -infinity, y is NaN, or 0 of the exact GELU. An element's bits depend on no other element, nor on where it lies."""
 _ROUNDED_RELU = "Arithmetic is in float32, and y is rounded once; of NaN it is NaN."
 _FUNCTIONS = {
     "gelu": ("the Gaussian error linear unit", f"``y = x * P(x)`` {_GELU}.", _ROUNDED),
