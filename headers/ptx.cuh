@@ -399,8 +399,7 @@ TRTC_DEVICE void forget_uses(char*& address) {
 // They pass through no register, so that many can be in flight. A thread may read what it copied once it has waited.
 
 // `Line`: the L2 brings the 128 bytes that they are among. Of rows that begin anywhere, warps or CTAs ask for parts of one
-// line at different times (backward of softmax, bfloat16, 4097: 0.96 of a copy instead of 0.94; aligned rows as fast; 256
-// bytes: slower). Not where a part of a row is used: what is beside it would be read too.
+// line at different times: 256 bytes are slower. Not where a part of a row is used: what is beside it would be read too.
 template <int Bytes, bool Line = false>
 TRTC_DEVICE void copy_async(void* shared, const void* global) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "there is no other");
@@ -519,8 +518,7 @@ TRTC_DEVICE void wait_for_last_launch() {
 }
 
 // Where a few of the kernel's statements are left. Earlier, the next launch's CTAs take places and bandwidth from CTAs
-// that work (backward and its second launch, 4096 x 4096: 30.2 us in a graph become 32.1 by its first statement); and
-// before another operator's nothing is gained (LayerNorm of 16 rows of 4096: 1.7 us become 1.7 to 1.8).
+// that work; and before another operator's launch nothing is gained.
 TRTC_DEVICE void let_next_launch_begin() {
 #if TRTC_ARCHITECTURE >= 90
   TRTC_PTX(asm volatile("griddepcontrol.launch_dependents;" ::: "memory");)
@@ -531,7 +529,7 @@ TRTC_DEVICE void let_next_launch_begin() {
 #if TRTC_ARCHITECTURE >= 90
 
 // Says that this CTA has come here, and waits until all have. The arrival orders no memory: a release there is a
-// MEMBAR.ALL.GPU, which cost a fifth of the bandwidth (H200, hidden 32768).
+// MEMBAR.ALL.GPU, which cost a fifth of the bandwidth of long rows.
 TRTC_DEVICE void cluster_arrive_relaxed() {
   TRTC_PTX(asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");)
   TRTC_PORTABLE(trtc_simulator::cluster_arrive(false);)

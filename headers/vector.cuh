@@ -35,7 +35,7 @@ struct Vec {
 
   // From global memory, aligned to an element: the elements from `first` to before `end`, all on their way at once; the
   // others stay. Of 4 and more, what decides about an element is in the loads' statement, as its text costs the
-  // compiler more than the loads (softmax of 4096 keys: 278 ms, and 230).
+  // compiler more than the loads.
   TRTC_DEVICE void load_each(const T* address, int first, int end) {
     if constexpr (N < 4) {
 #pragma unroll

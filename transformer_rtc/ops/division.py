@@ -27,7 +27,7 @@ __all__ = [
 _REGISTERS, _REGISTER_UNIT = 65536, 8
 _LARGE, _OF_LARGE, _OF_OTHERS = (80, 90, 100), (2048, 32), (1536, 16)
 # What a call of few rows takes longer: for each vector of a thread, and each doubling of a CTA's threads and of the
-# CTAs that share a row (an H200, 16 rows: a regression over 20,000 configurations of the norms). Where these meet in
+# CTAs that share a row (a regression over calls of norms with 16 rows). Where these meet in
 # global memory, which was not measured, so much more that a row has as few as fit it. A configuration is chosen for
 # many rows, of whose time so small a part is counted.
 _OF_VECTOR, _OF_THREADS, _OF_CTAS, _OF_GRID_CTAS, _COUNTED = 0.045, 0.055, 0.03, 10.0, 0.15

@@ -29,8 +29,8 @@ class GeneralKernel(NamedTuple):
     template: str
 
 
-# Threads of a multiprocessor that there are registers for, so that none waits for one row alone (H100, LayerNorm of
-# 2048 columns of bfloat16: 0.72 of a copy, with registers for 768 threads, of which none is spilled, 0.64).
+# Threads of a multiprocessor that there are registers for, so that none waits for one row alone: more spill, and fewer
+# are slower though nothing is spilled.
 _GENERAL_THREADS = 1024
 
 
@@ -60,9 +60,7 @@ class GeneralShape(NamedTuple):
 
 
 # Of kernels that add nothing up over rows. What decides is whether the rows of a multiprocessor are in its L1 cache
-# when they are read again. RMSNorm of a copy, on an H100: bfloat16 of 2 and 4 KB by a warp 0.84 and 0.83, 4 KB by 256
-# threads 0.57; float32 of 8 KB by a warp 0.68, by 256 threads 0.85; of 32 KB by 256 threads 0.94, of 64 KB 0.68, by 512
-# 0.93. On an H200: bfloat16 of 256 bytes by 8 threads 0.51, by a warp 0.22.
+# when they are read again: few rows of many bytes, or many of few. Each limit was measured on an H100 or an H200.
 ROW_SHAPES = (
     GeneralShape("short", 512, 8, 32),
     GeneralShape("narrow", 4 << 10, 32, 8),

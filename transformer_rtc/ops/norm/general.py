@@ -17,9 +17,8 @@ __all__ = ["kernels", "launches", "params_of", "program", "rounds"]
 _SOURCE = "norm_general.cu"
 
 
-# H100, RMSNorm of bfloat16: 4 KB by a warp 0.54 of a copy, by 512 threads 0.47; 8 KB by a warp 0.48, by 1024 threads
-# 0.42, but one row takes 15.1 us in a graph instead of 5.9. Few long rows keep more threads busy: 65 of 340584 0.14 to
-# 0.16, by 512 0.10; many of 16384 0.46 and 0.48.
+# Backward, a warp is faster for many rows of 8 KB, too, but takes two and a half times as long for one. Few long rows
+# keep 1024 threads busy, where many are a little faster by 512.
 _SHAPES = {
     "forward": ROW_SHAPES,
     "backward": (GeneralShape("narrow", 4 << 10, 32, 8), GeneralShape("wide", None, 1024, 1)),
