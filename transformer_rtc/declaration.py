@@ -104,6 +104,8 @@ class Declaration:
     split_by : str
         The optional array, one part of several, in whose presence arrays with several times the columns have one part
         instead, as many columns as there are. Empty: there is none.
+    elementwise : bool
+        Whether columns depend on no others, but for results of rows: a part of each row may be computed alone.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Declaration:
     alias_of: str = ""
     gradient: Gradient | None = None
     split_by: str = ""
+    elementwise: bool = False
 
     def __post_init__(self) -> None:
         if not self.arguments or not isinstance(self.arguments[0], Input) or self.arguments[0].optional:

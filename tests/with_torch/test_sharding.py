@@ -7,6 +7,7 @@ or none.
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import ranks
@@ -234,6 +235,24 @@ def case_backward_operators():
         lying = {key: distribute_tensor(value, on, rows) for key, value in statistics.items()}
         same(call(*sharded, **lying, return_dweight=False, return_dbias=False),
              call(*first, **statistics, return_dweight=False, return_dbias=False))  # fmt: skip
+
+
+def case_activations():
+    on, names = mesh(), [name for name in declarations() if declarations()[name].elementwise]
+    for name, last in itertools.product(names, (False, True)):
+        gated = bool(declarations()[name].split_by)
+        given = [torch.randn(6, HIDDEN) for _ in range(1 + gated + name.endswith("backward"))]
+        shards = [Shard(1 if last else 0)]
+        call = getattr(transformer_rtc, name)
+        found, exact = several(call(*(distribute_tensor(one, on, shards) for one in given))), several(call(*given))
+        for one, other in zip(found, exact, strict=True):
+            same(one, other)
+            assert one.placements == tuple(shards), name
+    # Two halves of a row, and what has a scale of each row, are whole.
+    both, x = (distribute_tensor(torch.randn(6, 2 * HIDDEN), on, [Shard(1)]) for _ in range(2))
+    assert transformer_rtc.silu_and_mul(both).placements == (WHOLE,)
+    y, scales = transformer_rtc.silu_and_mul(both, x, out_dtype=torch.int8, row_scaling=True)
+    assert (y.placements, scales.placements) == ((WHOLE,), (WHOLE,))
 
 
 def case_what_is_updated():

@@ -47,7 +47,8 @@ def _strategies(schema: Schema, *arguments: Any) -> list[Strategy]:
     """
     call = _Call(schema, arguments)
     # The first of those that cost the same is taken: what is replicated stays so.
-    return [call.replicated(), *filter(None, map(call.sharded, range(call.first.ndim - 1)))]
+    dims = range(call.first.ndim - (not call.has_independent_columns))
+    return [call.replicated(), *filter(None, map(call.sharded, dims))]
 
 
 class _Call:
@@ -59,6 +60,15 @@ class _Call:
         self._given = schema.taken[: len(arguments)]
         self._shapes = Shapes(schema, self._values)
         self.first = self._values[0]
+
+    @property
+    def has_independent_columns(self) -> bool:
+        """Whether the last dimension may be sharded: no array holds several parts of a row, and no result is of one."""
+        declaration = self._schema.declaration
+        of_rows = [one for one in self._schema.made if not declaration.shapes(one.array)[0].sizes]
+        wanted = any(one.is_wanted(self._values) for one in of_rows if isinstance(one.array, Result))
+        others = [one for one in declaration.arrays if one.name == declaration.split_by]
+        return declaration.elementwise and not wanted and all(self._value(one) is not None for one in others)
 
     def _value(self, array: Array) -> Any:
         return self._values[self._schema.declaration.arguments.index(array)]
@@ -78,7 +88,7 @@ class _Call:
         Parameters
         ----------
         dim : int
-            The dimension of the first array along which its rows are sharded; not its last one.
+            The dimension of the first array along which its rows are sharded, or the last one of independent columns.
         """
         arguments = self._schema.declaration.arguments
         symbol = self._symbol(dim)

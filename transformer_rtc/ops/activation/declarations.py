@@ -83,6 +83,7 @@ def _forward(name: str, summary: str, gated: bool) -> Declaration:
         buckets=BUCKETS,
         gradient=gradient,
         split_by="up" if gated else "",
+        elementwise=True,
     )
 
 
@@ -128,6 +129,7 @@ def _backward(name: str, summary: str, gated: bool) -> Declaration:
         summary=summary,
         buckets=BUCKETS,
         split_by="up" if gated else "",
+        elementwise=True,
     )
 
 
