@@ -112,6 +112,12 @@ def test_one_array_and_two_have_the_same_bits(rng):
     np.testing.assert_array_equal(np.concatenate([dx, dup], axis=-1), rig("silu_and_mul_backward", dy, both))
 
 
+def test_a_gradient_of_a_factor_that_is_not_given_is_refused():
+    both, dy = np.ones((2, 8), np.float32), np.ones((2, 4), np.float32)
+    with transformer_rtc.using("simulator"), pytest.raises(transformer_rtc.ArgumentError, match="return_dup needs up"):
+        transformer_rtc.silu_and_mul_backward(dy, both, return_dup=True)
+
+
 def test_an_odd_number_of_columns_is_no_pair():
     with (
         transformer_rtc.using("simulator"),

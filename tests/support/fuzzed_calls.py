@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 import reference
 import softmax_reference
+from activation_checks import Kind, expected_of, gradients_of
 from bad_values import FUNCTIONS, parameters_of, refused_by
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -19,18 +21,18 @@ from reference import NUMPY_TYPES, Expected
 
 from transformer_rtc.declaration import declarations
 from transformer_rtc.errors import TransformerRtcError
-from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8
+from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, DType
 
 FLOATS = [NUMPY_TYPES[dtype] for dtype in (FLOAT32, FLOAT16, BFLOAT16)]
 DTYPES = {NUMPY_TYPES[dtype]: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT8)}
 COLUMNS = [1, 2, 7, 8, 16, 17, 40, 64, 65, 130, 300]
 LAYOUTS = ["dense"] * 12 + ["padded", "offset", "gap", "reversed", "broadcast", "permuted", "overlapping", "strided"]
-ROWS = ("x", "dy", "y", "s", "ds", "residual", "dresidual")
+ROWS = ("x", "dy", "y", "s", "ds", "residual", "dresidual", "up")
 # Of each function of a family that there is a reference of.
 FAMILIES = {
     name: family
     for name, declaration in declarations().items()
-    if (family := declaration.family.name) in ("norms", "softmax")
+    if (family := declaration.family.name) in ("norms", "softmax", "activations")
 }
 GUARD = 64  # elements on either side
 
@@ -105,6 +107,7 @@ class Call:
 
     def __init__(self, name: str) -> None:
         self.name, self.softmax = name, FAMILIES[name] == "softmax"
+        self.activation = FAMILIES[name] == "activations"
         self.by_dlpack = False
         self.given: dict[str, Any] = {}
         self.placed: dict[str, Placed] = {}
@@ -155,14 +158,17 @@ def calls(draw: st.DrawFn) -> Call:
         call.placed[name], call.given[name] = place, place.array
 
     mixed = [dtype] * 4 + FLOATS
+    # An activation's second factor, or twice as many columns.
+    has_up = "up" not in parameters or draw(st.booleans())
+    shape_of_x = shape if has_up else (*leading, 2 * columns)
     for name, parameter in parameters.items():
         required = parameter.default is parameter.empty
-        if not required and draw(st.integers(0, 2)):
+        if not required and (not has_up if name == "up" else draw(st.integers(0, 2))):
             continue
         if name == "sink" and len(shape) < 3:
             continue
         if name in ROWS:
-            add(name, shape, mixed)
+            add(name, shape_of_x if name == "x" else shape, mixed)
         elif name in ("weight", "bias"):
             heads = shape[-2:] if "weight" in call.given and call.given["weight"].ndim == 2 else shape[-1:]
             if name == "weight" and len(shape) > 1 and draw(st.integers(0, 2)) == 0:
@@ -183,11 +189,11 @@ def calls(draw: st.DrawFn) -> Call:
             add(name, draw(st.sampled_from([(1,), ()])), [np.float32], ["dense", "offset"])
             call.given[name][...] = {"scale": 2.0, "amax": 0.25, "scale_inv": 0.0}[name]
         elif name in ("out", "residual_out"):
-            of = [other for other in call.placed if other in ROWS]
-            source = call.placed[draw(st.sampled_from(of))]
+            source = call.placed[draw(st.sampled_from([other for other in call.placed if other in ROWS]))]
             where = draw(st.integers(0, 3))
             if where < 2:
-                add(name, shape, mixed if call.softmax else [*mixed, *DTYPES])
+                of = shape_of_x if "backward" in call.name else shape
+                add(name, of, mixed if call.softmax or "backward" in call.name else [*mixed, *DTYPES])
             else:  # in place, or a few elements behind that
                 shift = 0 if where == 2 else draw(st.integers(-GUARD // 2, GUARD // 2))
                 call.placed[name] = source
@@ -199,6 +205,8 @@ def calls(draw: st.DrawFn) -> Call:
             call.given[name] = draw(st.sampled_from([chosen, chosen.name, chosen.type]))
         elif name == "causal":
             call.given[name] = draw(st.sampled_from(["aligned", "upper_triangular"]))
+        elif name == "approximate":
+            call.given[name] = "tanh"
         elif name == "window":
             call.given[name] = draw(st.sampled_from([1, 2, 5, np.int64(7), 10**30]))
         elif name == "eps":
@@ -246,6 +254,8 @@ def _make_sensible(call: Call, quantized: np.dtype[Any]) -> None:
         leave_out("out", "return_dx" if given.get("return_dweight") is not True else "")
     if "out" in given:
         leave_out("out_dtype")
+    if "up" not in given:
+        leave_out("return_dup")
     if not ("sink" in given and "lse" in given):
         leave_out("return_dsink", *(["sink"] if "backward" in call.name else []))
     if call.softmax and "backward" in call.name:
@@ -278,7 +288,7 @@ def run(call: Call, ended: Counter[str]) -> None:
                 place.view_of(elsewhere, shift // place.base.itemsize)[...] = False
         assert place.base[elsewhere].tobytes() == before[key][elsewhere].tobytes(), f"{call!r} wrote elsewhere"
     results = _tuple(result)
-    expected = _softmax(call, inputs) if call.softmax else _norm(call, inputs)
+    expected = _REFERENCES[FAMILIES[call.name]](call, inputs)
     names = [name for name in expected if name not in ("amax", "scale_inv")]
     assert len(names) == len(results), f"{call!r} returned {len(results)} arrays"
     found = dict(zip(names, results, strict=True))
@@ -327,16 +337,47 @@ def _norm(call: Call, given: Mapping[str, Any]) -> dict[str, Expected]:
     y = made.pop("out")
     results = {"out": y, **found}
     results |= {name: made[name] for name in ("mean", "rstd") if given.get(f"return_{name}", False)}
+    return results | _scaled(y, DTYPES[out], given)
+
+
+def _scaled(y: Expected, out: DType, given: Mapping[str, Any]) -> dict[str, Expected]:
+    """Return what becomes of y by scales, and they themselves."""
+    results = {"out": y}
     if given.get("amax") is not None:
         results["amax"] = reference.largest_magnitude(y, 0.25)
     if given.get("scale") is not None:
         results["out"] = reference.scaled(y, given["scale"])
         if given.get("scale_inv") is not None:
-            inverse = 1.0 / given["scale"].astype(np.float64) if x.size else given["scale_inv"].astype(np.float64)
+            size = y.value.size
+            inverse = 1.0 / given["scale"].astype(np.float64) if size else given["scale_inv"].astype(np.float64)
             results["scale_inv"] = Expected(np.asarray(inverse), np.zeros(np.shape(inverse)))
     if given.get("row_scaling", False):
-        results["out"], results["row_scale"] = reference.row_scaled(y, DTYPES[out])
+        results["out"], results["row_scale"] = reference.row_scaled(y, out)
     return results
+
+
+def _activation(call: Call, given: Mapping[str, Any]) -> dict[str, Expected]:
+    x, up = given["x"], given.get("up")
+    out = given["out"].dtype if given.get("out") is not None else np.dtype(given.get("out_dtype") or x.dtype)
+    options = {"approximate": "tanh"} if given.get("approximate") else {}
+    gated = "_and_mul" in call.name
+    packed = gated and up is None
+    kind = Kind(call.name.removesuffix("_backward"), gated, packed, options)
+    if packed:
+        x, up = np.split(x, 2, axis=-1)
+    narrow = out != np.float32
+    if not call.name.endswith("_backward"):
+        return _scaled(expected_of(kind, x, up, narrow), DTYPES[out], given)
+    # Where one of two gradients is of float32, so is what both are found from.
+    asked = given.get("return_dup")
+    has_dup = gated and not packed and (asked is None or asked)
+    narrow_both = narrow and not (has_dup and up.dtype == np.float32)
+    dx, dup = gradients_of(kind, given["dy"], x, up, (narrow_both, narrow_both))
+    if packed:
+        return {
+            "out": Expected(*(np.concatenate(pair, axis=-1) for pair in zip(*map(astuple, (dx, dup)), strict=True)))
+        }
+    return {"out": dx, **({"dup": dup} if has_dup else {})}
 
 
 def _softmax(call: Call, given: Mapping[str, Any]) -> dict[str, Expected]:
@@ -373,6 +414,9 @@ def _softmax(call: Call, given: Mapping[str, Any]) -> dict[str, Expected]:
     if given.get("return_lse", False):
         found["lse"] = like(made["lse"], first.shape[:-1])
     return found
+
+
+_REFERENCES = {"norms": _norm, "softmax": _softmax, "activations": _activation}
 
 
 def hold_calls(count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...declaration import MOST_COLUMNS
+from ...errors import ArgumentError
 from ...request import LaunchRule, Request, StaticKernel
 from ...spec import FLOAT32, DeviceLimits, DType, KernelSpec
 from ..scaling import EIGHT_BITS, check_scales
@@ -58,6 +59,8 @@ class ActivationFamily:
         """Refuse what types and presence alone show to be wrong."""
         if not OPERATORS[request.operator].backward:
             check_scales(request, EIGHT_BITS)
+        elif request.dtypes.get("dup") and not request.dtypes["up"]:
+            raise ArgumentError(f"{request.operator}: return_dup needs up, whose gradient it is; up is None")
 
     def case(self, request: Request) -> tuple[object, ...]:
         spec = spec_of(request)
