@@ -117,6 +117,7 @@ class Source:
     WORKSPACE: Source
     PARTIALS: Source
     ROW_PARTIALS: Source
+    CONSTANT: Source
     SHARERS: Source
 
 class Shape:

@@ -288,8 +288,11 @@ class Planner:
 
         ``"x.data"`` is the pointer of the array x, ``"x.heads_stride"`` a broadcast array's stride along a dimension,
         ``"eps"`` a number of the call, ``"heads"`` a dimension's size, ``"heads_magic"`` what divides by it,
-        ``"columns - heads"`` a difference of two sizes, ``"columns"`` the last dimension, ``"rows"`` their number.
+        ``"columns - heads"`` a difference of two sizes, ``"columns"`` the last dimension, ``"rows"`` their number,
+        and ``"3"`` that number.
         """
+        if source.isdigit():
+            return _native.Source.CONSTANT, offset, int(source), 0
         owner, _, what = source.rpartition(".")
         if owner:
             return self._fill_of_array(self._arrays.index(owner), what, offset)

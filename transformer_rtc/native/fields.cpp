@@ -76,6 +76,9 @@ void fill(char* params, const std::vector<FieldFill>& fields, const std::vector<
       case Source::difference:
         put(static_cast<int32_t>(layout.sizes[i] - layout.sizes[field.second]));
         break;
+      case Source::constant:
+        put(static_cast<int32_t>(field.index));
+        break;
       case Source::rows:
         put(geometry.rows);
         break;

@@ -339,6 +339,8 @@ void Operator::check_plan(const Plan& plan) const {
         case Source::flag:
           fits = fits && field.index < kMaxFlags;
           break;
+        case Source::constant:
+          break;
         default:
           fits = fits && field.index < kMaxArrays;
       }

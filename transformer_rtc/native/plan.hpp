@@ -32,7 +32,8 @@
   X(workspace, WORKSPACE)                                                                                  \
   X(partials, PARTIALS)                                                                                    \
   X(row_partials, ROW_PARTIALS)                                                                            \
-  X(sharers, SHARERS) /* groups of threads that share what one row of a result was broadcast to */
+  X(constant, CONSTANT) /* the number `index` itself */                                                    \
+  X(sharers, SHARERS)   /* groups of threads that share what one row of a result was broadcast to */
 
 enum class Source {
 #define TRTC_SOURCE(name, python) name,

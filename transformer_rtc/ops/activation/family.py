@@ -83,9 +83,7 @@ class ActivationFamily:
 
     def static(self, request: Request) -> tuple[tuple[StaticKernel, LaunchRule], ...]:
         self.check(request)
-        spec = spec_of(request)
-        symbol, rule = general.launch(spec)
-        return ((StaticKernel(symbol, general.params_of(symbol, tuple(request.dtypes))), rule),)
+        return (general.launch(spec_of(request), tuple(request.dtypes)),)
 
     def static_program(self) -> str:
         return general.program()

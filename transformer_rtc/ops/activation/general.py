@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...request import LaunchRule
-from ...spec import Params
+from ...request import LaunchRule, StaticKernel
+from ...spec import Field, Params
 from ..general import GeneralKernel, general_program, of_arrays
-from ..programs import GEOMETRY, dtypes, entry_rule, literal, pointers, row_fields
+from ..programs import GEOMETRY, dtypes, entry_rule, pointers, row_fields
 from .kernels import COLUMNS, ActivationSpec
 
-__all__ = ["KERNELS", "launch", "params_of", "program"]
+__all__ = ["KERNELS", "launch", "program"]
 
 _THREADS = 256
 _ELEMENTS = 4 * _THREADS
+# What a call computes, by numbers.
+_CHOSEN = (Field("function", "int32"), Field("gated", "int32"))
 _FORWARD_ROWS, _BACKWARD_ROWS = ("x", "up", "out"), ("dy", "x", "up", "dx", "dup")
 _FORWARD = Params(
     (
@@ -22,27 +24,18 @@ _FORWARD = Params(
         *dtypes(*_FORWARD_ROWS),
         *GEOMETRY,
         *COLUMNS,
+        *_CHOSEN,
     )
 )
 _BACKWARD = Params(
-    (*pointers(*_BACKWARD_ROWS), *row_fields(*_BACKWARD_ROWS), *dtypes(*_BACKWARD_ROWS), *GEOMETRY, *COLUMNS)
+    (*pointers(*_BACKWARD_ROWS), *row_fields(*_BACKWARD_ROWS), *dtypes(*_BACKWARD_ROWS), *GEOMETRY, *COLUMNS, *_CHOSEN)
 )
-# Functions, and whether they have a second factor.
-_KINDS = (("gelu", 2), ("gelu_tanh", 2), ("silu", 2), ("relu_squared", 1))
-
-
-def _symbol(function: str, gated: bool, kernel: str) -> str:
-    return f"{function}{'_and_mul' if gated else ''}_{kernel}"
-
+# As trtc::Function numbers them.
+_FUNCTIONS = ("gelu", "gelu_tanh", "silu", "relu_squared")
 
 KERNELS = {
-    _symbol(function, gated, kernel): GeneralKernel(
-        params, _THREADS, f"activation_{kernel}_any<trtc::Function::{function}, {literal(gated)}>"
-    )
-    for function, kinds in _KINDS
-    for gated in (False, True)[:kinds]
+    f"activation_{kernel}": GeneralKernel(params, _THREADS, f"activation_{kernel}_any")
     for kernel, params in (("forward", _FORWARD), ("backward", _BACKWARD), ("row_scaled", _FORWARD))
-    if gated or kernel != "row_scaled"
 }
 
 
@@ -51,12 +44,11 @@ def program() -> str:
     return general_program("activation_general.cu", KERNELS)
 
 
-def params_of(symbol: str, arrays: Sequence[str]) -> Params:
-    """Return a kernel's parameters as an operator with these arrays fills them."""
-    return Params(of_arrays(KERNELS[symbol].params.fields, arrays))
-
-
-def launch(spec: ActivationSpec) -> tuple[str, LaunchRule]:
-    """Return the general kernel of a call, and how it is launched."""
+def launch(spec: ActivationSpec, arrays: Sequence[str]) -> tuple[StaticKernel, LaunchRule]:
+    """Return the general kernel of a call, as an operator with these arrays fills it, and how it is launched."""
+    symbol = f"activation_{spec.kernel}"
+    constants = {"function": str(_FUNCTIONS.index(spec.function)), "gated": str(int(spec.gated))}
+    fields = (field._replace(source=constants.get(field.name, field.source)) for field in KERNELS[symbol].params.fields)
     elements = 0 if spec.kernel == "row_scaled" else _ELEMENTS
-    return _symbol(spec.function, spec.gated, spec.kernel), entry_rule(_THREADS, elements_per_cta=elements)
+    kernel = StaticKernel(symbol, Params(of_arrays(tuple(fields), arrays)))
+    return kernel, entry_rule(_THREADS, elements_per_cta=elements)
