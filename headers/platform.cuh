@@ -5,6 +5,8 @@
 
 namespace trtc {
 
+using uint8 = unsigned char;
+using int16 = short;
 using uint16 = unsigned short;
 using uint32 = unsigned int;
 using uint64 = unsigned long long;

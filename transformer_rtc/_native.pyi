@@ -98,6 +98,7 @@ class Source:
     DATA: Source
     OUTER_STRIDE: Source
     INNER_STRIDE: Source
+    COLUMN_STRIDE: Source
     STRIDE: Source
     LEADING_STRIDE: Source
     DTYPE: Source
@@ -200,6 +201,8 @@ class Operator:
         implementation: object,
         buckets: Sequence[int] = (),
         split_by: int = -1,
+        broadcasts: Sequence[int] = (),
+        elementwise: bool = False,
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -213,6 +216,7 @@ class Operator:
     ) -> object: ...
     def entry(self, direct: bool = False) -> Callable[..., object]: ...
 
+def promoted(a: int, b: int) -> int: ...
 def deferred_entry(make: Callable[[], Operator]) -> Callable[..., Any]: ...
 
 class Gradient:

@@ -52,7 +52,8 @@ class Gradient(NamedTuple):
     Attributes
     ----------
     operator : str
-        The operator that computes it.
+        The operator that computes it. Empty: `passes` says all, and the gradient of an input that was broadcast is
+        summed over what it was broadcast along.
     takes : mapping of str to str
         Its arrays, and which of the forward's arrays each is: an input, an output, or a result.
     numbers : tuple of str
@@ -104,6 +105,10 @@ class Declaration:
     split_by : str
         The optional array, one part of several, in whose presence arrays with several times the columns have one part
         instead, as many columns as there are. Empty: there is none.
+    broadcasts : tuple of str
+        The first array and another one, where both are broadcast to one shape, as torch does: that is the shape of the
+        first array in what is said of others. Each may have any number of dimensions, and 1 element in its rows. An
+        output has by default the data type that torch promotes theirs to. Empty: there are none.
     elementwise : bool
         Whether columns depend on no others, but for results of rows: a part of each row may be computed alone.
     """
@@ -119,6 +124,7 @@ class Declaration:
     alias_of: str = ""
     gradient: Gradient | None = None
     split_by: str = ""
+    broadcasts: tuple[str, ...] = ()
     elementwise: bool = False
 
     def __post_init__(self) -> None:
@@ -142,6 +148,11 @@ class Declaration:
     def arrays(self) -> tuple[Array, ...]:
         """The arguments that are arrays: those whose data types a request has, in its order."""
         return tuple(argument for argument in self.arguments if isinstance(argument, Array))
+
+    @cached_property
+    def broadcast_places(self) -> tuple[int, ...]:
+        """Which of the arguments are broadcast to one shape."""
+        return tuple(at for at, argument in enumerate(self.arguments) if argument.name in self.broadcasts)
 
     @cached_property
     def flags(self) -> tuple[str, ...]:

@@ -143,6 +143,8 @@ def native_operator(
         select.chosen,
         declaration.buckets,
         names.index(declaration.split_by) if declaration.split_by else -1,
+        [names.index(name) for name in declaration.broadcasts],
+        declaration.elementwise,
     )
 
 
@@ -342,12 +344,15 @@ class Operator(Planner):
 
     def record(self, *values: Any) -> object:
         """Call it, and have torch's autograd record the gradient; of tensors, some of which require it."""
-        from .torch.autograd import recorded_natively
+        from .torch.autograd import recorded, recorded_natively
 
         assert self.declaration.gradient is not None
-        backward = operator_of(self.declaration.gradient.operator)
-        self.record = recorded_natively(self.declaration, self.native, backward.native)  # type: ignore[method-assign]
-        return self.record(*values)
+        if backward := self.declaration.gradient.operator:
+            record = recorded_natively(self.declaration, self.native, operator_of(backward).native)
+        else:
+            record = recorded(self.declaration, self.direct, None)
+        self.record = record  # type: ignore[method-assign]
+        return record(*values)
 
     def _dispatch(self, *values: Any) -> object:
         """Call it as an operator of torch's, which traces or transforms the call."""

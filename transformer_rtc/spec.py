@@ -18,7 +18,14 @@ __all__ = [
     "FLOAT16",
     "FLOAT32",
     "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "INTEGERS",
     "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
     "DType",
     "DeviceLimits",
     "Field",
@@ -74,10 +81,17 @@ BFLOAT16 = DType("bfloat16", 4 << 8 | 16, "bf16", "trtc::bfloat16", 2)
 FLOAT8_E4M3 = DType("float8_e4m3fn", 10 << 8 | 8, "e4m3", "trtc::float8_e4m3", 1)
 FLOAT8_E5M2 = DType("float8_e5m2", 12 << 8 | 8, "e5m2", "trtc::float8_e5m2", 1)
 INT8 = DType("int8", 0 << 8 | 8, "i8", "trtc::int8", 1)
+INT16 = DType("int16", 0 << 8 | 16, "i16", "trtc::int16", 2)
+INT32 = DType("int32", 0 << 8 | 32, "i32", "trtc::int32", 4)
+INT64 = DType("int64", 0 << 8 | 64, "i64", "trtc::int64", 8)
 UINT8 = DType("uint8", 1 << 8 | 8, "u8", "trtc::boolean", 1)
+UINT16 = DType("uint16", 1 << 8 | 16, "u16", "trtc::uint16", 2)
+UINT32 = DType("uint32", 1 << 8 | 32, "u32", "trtc::uint32", 4)
+UINT64 = DType("uint64", 1 << 8 | 64, "u64", "trtc::uint64", 8)
 BOOL = DType("bool", 6 << 8 | 8, "bool", "trtc::boolean", 1)
 
-DTYPES = {dtype.id: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT8, UINT8, BOOL)}
+INTEGERS = (INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64)
+DTYPES = {dtype.id: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, *INTEGERS, BOOL)}
 
 
 # Bytes of shared memory that the system takes of a multiprocessor for each CTA. CUDA C++ Programming Guide.

@@ -11,12 +11,7 @@
 namespace trtc {
 
 TRTC_DEVICE void activation_backward(const Params& params) {
-  bool dense = are_inputs_dense(params) && is_dense(params, params.dy_outer_stride);
-  dense = dense && is_dense(params, params.dx_outer_stride);
-#if HAS_DUP
-  dense = dense && is_dense(params, params.dup_outer_stride);
-#endif
-  const Tile tile = tile_of(params, dense);
+  const Tile tile = tile_of(params);
   uint32 dy[VECTORS_PER_THREAD][words_of<Gradient, VEC_SIZE>], x[VECTORS_PER_THREAD][words_of<Input, VEC_SIZE>];
   load_tile<Gradient>(dy, params.dy, params, tile, params.dy_outer_stride, params.dy_inner_stride);
   load_tile<Input>(x, params.x, params, tile, params.x_outer_stride, params.x_inner_stride);

@@ -11,7 +11,7 @@
 namespace trtc {
 
 TRTC_DEVICE void activation_forward(const Params& params) {
-  const Tile tile = tile_of(params, are_inputs_dense(params) && is_dense(params, params.out_outer_stride));
+  const Tile tile = tile_of(params);
   uint32 x[VECTORS_PER_THREAD][words_of<Input, VEC_SIZE>];
   load_tile<Input>(x, params.x, params, tile, params.x_outer_stride, params.x_inner_stride);
 #if GATED

@@ -6,6 +6,7 @@ one, {accepted} data types, and of the value its {shape}, its {dtype}, its {type
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import re
@@ -31,9 +32,10 @@ from transformer_rtc.arguments import (
     Stream,
     Update,
 )
+from transformer_rtc.arrays.dtypes import TYPESTRS, dtype_id
 from transformer_rtc.cache import DiskCache
-from transformer_rtc.declaration import declaration_of, declarations
-from transformer_rtc.errors import shown
+from transformer_rtc.declaration import Declaration, declaration_of, declarations
+from transformer_rtc.errors import ArgumentError, shown
 from transformer_rtc.spec import DTYPES, Target
 
 DEVICE = SimulatedDevice(static=True)
@@ -166,9 +168,9 @@ FIRST: Rows = [
     (NO_ACCESS, Protocol(None), Protocol(("a", 0)), Protocol(), Protocol(capsule=used_capsule())),
     (NO_ACCESS + ".*gone", Protocol(KeyError("gone")),
      *(Protocol(capsule=error("gone")) for error in (BufferError, RuntimeError, ValueError, OSError))),
-    (OTHER_DTYPE + "(int32|float64|complex64)",
-     *(Protocol(capsule=np.zeros(3, dtype).__dlpack__()) for dtype in (np.int32, np.float64, np.complex64))),
-    (r"must have elements of <f4, <f2, \|i1, \|u1, \|b1 and no mask; they are ", interface(typestr="<f8"),
+    (OTHER_DTYPE + "(float64|complex64|complex128)",
+     *(Protocol(capsule=np.zeros(3, dtype).__dlpack__()) for dtype in (np.float64, np.complex64, np.complex128))),
+    (rf"must have elements of {re.escape(', '.join(TYPESTRS))} and no mask; they are ", interface(typestr="<f8"),
      interface(typestr=">f4"), interface(typestr="|V2"), interface(typestr=None), interface(mask=np.ones(1))),
     ("has no valid __cuda_array_interface__: ", interface(shape=None), interface(shape=("a",)), interface(data=None),
      interface(strides=("a",) * 4), interface(stream="a"), type("Bad", (), {"__cuda_array_interface__": 5})()),
@@ -195,6 +197,11 @@ MARGIN: Rows = [("must be a non-negative integer; it is {value}", -1, 0.5, True,
                  object(), np.ones(2, int))]  # fmt: skip
 BY_KIND: dict[str, Rows] = {
     "rows": ROWS,
+    "broadcast": [
+        *later(*SHAPE), LAST,
+        (r"must have a shape that is broadcast with that of {first}, \(2, 3, 8, 8\); it has {shape}",
+         *shapes((2, 3, 8, 9), (2, 3, 7, 8), (5, 8, 8))),
+    ],
     "rows_out": [
         *ROWS, (READ_ONLY, Stub(read_only=True)),
         ("has rows that overlap each other",
@@ -224,9 +231,9 @@ BY_KIND: dict[str, Rows] = {
     ],
     "real": REAL,
     "non_negative": [*REAL, ("must not be negative; it is {value}", -1e-6, -1)],
-    "dtype": [(OTHER_DTYPE + "{value}", "float64", "uint16", "nonsense", "", "x.float32", "f4,{", ">f4", int,
-                   float, 5, {}, object(), np.int32, ml_dtypes.float8_e4m3fnuz, np.ones(3, np.float32), np.float32(1),
-                   [("a", "f4"), ("a", "f4")])],
+    "dtype": [(OTHER_DTYPE + "{value}", "float64", "uint128", "nonsense", "", "x.float32", "f4,{", ">f4", complex,
+                   float, 5, {}, object(), np.complex64, ml_dtypes.float8_e4m3fnuz, np.ones(3, np.float32),
+                   np.float32(1), [("a", "f4"), ("a", "f4")])],
     "sm_margin": MARGIN,
     "stream": [
         (r"must be a handle \(an int\), or have __cuda_stream__, \.cuda_stream or \.ptr; it is {value}", -1, 2**64, 1.5,
@@ -271,8 +278,27 @@ def kind_of(argument: Argument) -> str:
     return kinds.get(type(argument), "flag")
 
 
-def _rows_of(argument: Argument, first: bool) -> Rows:
-    rows = FIRST if first else BY_KIND[kind_of(argument)]
+def _accepted(declaration: Declaration, argument: Argument, value: object) -> bool:
+    """Whether an operator takes what others refuse: no columns, or arrays that are broadcast to one shape."""
+    if not isinstance(value, Stub):
+        with contextlib.suppress(ArgumentError):
+            return isinstance(argument, OutputDType) and DTYPES[dtype_id(value)] in argument.dtypes
+        return False
+    if declaration.elementwise and argument is declaration.arrays[0] and value.shape[-1:] == (0,):
+        return True
+    if argument.name not in declaration.broadcasts:
+        return False
+    return value.shape == SHAPE and value.strides is not None and value.strides[-1] == 0
+
+
+def _rows_of(declaration: Declaration, argument: Argument) -> Rows:
+    first = argument is declaration.arguments[0]
+    rows = FIRST if first else BY_KIND["broadcast" if argument.name in declaration.broadcasts else kind_of(argument)]
+    rows = [(message, *(one for one in values if not _accepted(declaration, argument, one)))
+            for message, *values in rows]  # fmt: skip
+    if declaration.broadcasts and argument.name not in declaration.broadcasts:
+        rows = [(message.replace("the shape of {first}", "the shape that the inputs are broadcast to"), *values)
+                for message, *values in rows]  # fmt: skip
     if not isinstance(argument, (Array, OutputDType)) or isinstance(argument, Result):
         return rows
     accepted = [dtype.name for dtype in argument.dtypes]
@@ -315,7 +341,7 @@ def refused_views(operator: str, name: str) -> list[tuple[Any, str]]:
     """Return (value, message) of what an operator's native checks refuse: arrays as `Stub`."""
     first, *_ = described = declaration_of(operator).arguments
     argument = next(one for one in described if one.name == name)
-    found = _refused(argument, argument.keyword, first.keyword, _rows_of(argument, argument is first))
+    found = _refused(argument, argument.keyword, first.keyword, _rows_of(declaration_of(operator), argument))
     is_array = isinstance(argument, (Input, Output, Update))
     return [pair for pair in found if not is_array or isinstance(pair[0], Stub)]
 
@@ -323,9 +349,9 @@ def refused_views(operator: str, name: str) -> list[tuple[Any, str]]:
 def refused_values(name: str, keyword: str) -> list[tuple[Any, str]]:
     """Return (value, message) of what a function refuses."""
     parameters = parameters_of(name)
-    first, *_ = described = declarations()[name].arguments
+    described = declarations()[name].arguments
     argument = next(one for one in described if one.keyword == keyword)
-    rows = _rows_of(argument, argument is first)
+    rows = _rows_of(declarations()[name], argument)
     found = []
     for value, message in _refused(argument, keyword, next(iter(parameters)), rows):
         of = value.numpy() if isinstance(value, Stub) else value

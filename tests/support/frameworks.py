@@ -12,7 +12,7 @@ from reference import NUMPY_TYPES, random_rows, random_weight
 
 from transformer_rtc.spec import DType
 
-BITS = {1: np.int8, 2: np.int16, 4: np.int32}
+BITS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def bits(host: np.ndarray) -> np.ndarray:

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from transformer_rtc.spec import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, DType
+from transformer_rtc.spec import BFLOAT16, BOOL, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, INTEGERS, DType
 
 NUMPY_TYPES: dict[DType, np.dtype[Any]] = {
     FLOAT32: np.dtype(np.float32),
@@ -50,7 +50,7 @@ NUMPY_TYPES: dict[DType, np.dtype[Any]] = {
     BFLOAT16: np.dtype(ml_dtypes.bfloat16),
     FLOAT8_E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
     FLOAT8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
-    INT8: np.dtype(np.int8),
+    **{dtype: np.dtype(dtype.name) for dtype in (*INTEGERS, BOOL)},
 }
 # Bits of the fraction, and the exponents of the smallest and the largest normal number.
 _FORMATS = {

@@ -32,6 +32,7 @@ from transformer_rtc.arguments import (
 )
 from transformer_rtc.declaration import Declaration
 from transformer_rtc.operator import register
+from transformer_rtc.spec import INTEGERS
 
 OPS = Path(__file__).parents[2] / "transformer_rtc" / "ops"
 
@@ -178,7 +179,12 @@ def _type(declaration: Declaration, argument: Argument, default: object) -> str:
         case Output():
             return f"array {_shapes(declaration, argument)}{optional}"
         case Input():
-            names = _either(dtype.name for dtype in argument.dtypes if dtype not in argument.refused)
+            taken = [dtype for dtype in argument.dtypes if dtype not in argument.refused]
+            every = all(dtype in taken for dtype in INTEGERS)
+            names = _either(
+                [dtype.name for dtype in taken if not every or dtype not in INTEGERS]
+                + ["an integer of 8 to 64 bits"] * every
+            )
             or_none = " or None" if argument.optional and default is ... else ""
             placed = "broadcast to " * argument.broadcast + _shapes(declaration, argument)
             return f"array {placed}, {names}{optional}{or_none}"

@@ -31,5 +31,5 @@ def test_host_results_become_tensors(dtype, torch, rng):
     bits = rng.integers(0, 2 ** (8 * dtype.bytes), (3, 5), np.uint64).astype(f"u{dtype.bytes}")
     tensor = Torch({}).from_host(bits.view(storage_dtype(dtype.id)), dtype.id)
     assert tensor.dtype == getattr(torch, dtype.name)
-    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.bytes]
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.bytes]
     np.testing.assert_array_equal(tensor.view(signed).numpy().view(bits.dtype), bits)

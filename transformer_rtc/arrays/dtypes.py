@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, shown
-from ..spec import BFLOAT16, BOOL, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INT8, UINT8
+from ..spec import BFLOAT16, BOOL, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, INTEGERS
 
-TYPESTRS = {
-    "<f4": FLOAT32.id,
-    "<f2": FLOAT16.id,
-    "|i1": INT8.id,
-    "|u1": UINT8.id,
-    "|b1": BOOL.id,
-}  # of the array interface protocols
+# Of the array interface protocols.
+TYPESTRS = {"<f4": FLOAT32.id, "<f2": FLOAT16.id, "|b1": BOOL.id} | {
+    f"{'<' if dtype.bytes > 1 else '|'}{dtype.symbol[0]}{dtype.bytes}": dtype.id for dtype in INTEGERS
+}
 _OF_ML_DTYPES = (BFLOAT16.id, FLOAT8_E4M3.id, FLOAT8_E5M2.id)  # what numpy itself has no type for
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 

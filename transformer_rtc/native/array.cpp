@@ -19,6 +19,34 @@ std::string dtype_name(DtypeId dtype) {
   return code >= 6 ? names[code] : names[code] + bits;
 }
 
+namespace {
+
+// DLPack's type codes.
+enum Code : unsigned { signed_integer = 0, unsigned_integer = 1, boolean = 6 };
+
+bool is_integer(DtypeId dtype) { return dtype >> 8 == signed_integer || dtype >> 8 == unsigned_integer; }
+bool is_floating(DtypeId dtype) { return !is_integer(dtype) && dtype >> 8 != boolean; }
+
+}  // namespace
+
+DtypeId promoted(DtypeId a, DtypeId b) {
+  constexpr DtypeId int16 = 16, uint8 = unsigned_integer << 8 | 8, float32 = 2 << 8 | 32;
+  if (a == b) return a;
+  if (is_floating(a) || is_floating(b)) return !is_floating(a) ? b : !is_floating(b) ? a : float32;
+  // Unsigned types of more than 8 bits are promoted with floating point alone.
+  const auto is_wide = [](DtypeId dtype) { return dtype >> 8 == unsigned_integer && dtype != uint8; };
+  if (is_wide(a) || is_wide(b)) return 0;
+  if (!is_integer(a) || !is_integer(b)) return is_integer(a) ? a : b;
+  if (a != uint8 && b != uint8) return std::max(a, b);
+  return std::max(a == uint8 ? b : a, int16);
+}
+
+DtypeId promoted_with_scalars(DtypeId arrays, DtypeId scalars) {
+  if (arrays == 0 || scalars == 0) return arrays | scalars;
+  const bool decides = arrays >> 8 == boolean || (is_floating(scalars) && !is_floating(arrays));
+  return decides ? promoted(arrays, scalars) : arrays;
+}
+
 int64_t View::stride(int dimension) const {
   if (strides != nullptr) return strides[dimension];
   int64_t stride = 1;
@@ -96,6 +124,7 @@ bool collapse_rows(const View* const* views, int count, Geometry& geometry, RowS
   for (int i = 0; i < count; ++i) {
     strides[i].outer = groups == 0 ? 0 : group_strides[groups - 1][i];
     strides[i].inner = groups == 2 ? group_strides[0][i] : 0;
+    strides[i].column = views[i]->last() > 1 ? views[i]->stride(first.ndim - 1) : 1;
   }
   return true;
 }
@@ -115,8 +144,11 @@ Extent extent_of_strided(const View& view) {
   return {view.data + low * bytes, view.data + high * bytes};
 }
 
+// Elements from the first to the last one of a row.
+static int64_t width_of(const View& rows, const RowStrides& strides) { return strides.column == 0 ? 1 : rows.last(); }
+
 Extent extent_of(const Geometry& geometry, const View& rows, const RowStrides& strides) {
-  int64_t low = 0, high = rows.last();  // in elements from the first row
+  int64_t low = 0, high = width_of(rows, strides);  // in elements from the first row
   const int64_t reach[] = {(geometry.rows / geometry.inner_count - 1) * strides.outer,
                            (geometry.inner_count - 1) * strides.inner};
   for (int64_t distance : reach) (distance < 0 ? low : high) += distance;
@@ -148,7 +180,7 @@ bool arrays_overlap(const Geometry& geometry, const View& a, const RowStrides& a
   }
   const int64_t period = a_strides.outer;
   const int64_t between = (geometry.inner_count - 1) * a_strides.inner;
-  const int64_t a_span = between + a.last(), b_span = between + b.last();
+  const int64_t a_span = between + width_of(a, a_strides), b_span = between + width_of(b, b_strides);
   const int64_t offset = (((b.data - a.data) / a_bytes) % period + period) % period;
   return offset < a_span || offset + b_span > period;
 }

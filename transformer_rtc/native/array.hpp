@@ -12,6 +12,12 @@ using DtypeId = uint16_t;
 constexpr int dtype_bytes(DtypeId dtype) { return (dtype & 0xff) / 8; }
 std::string dtype_name(DtypeId dtype);
 
+// The data type that torch promotes two to; 0: it does not promote them.
+DtypeId promoted(DtypeId a, DtypeId b);
+// The same of arrays with dimensions, and of those without, which decide only by their category: bool, integer or
+// floating point. Either may be 0, where there is none.
+DtypeId promoted_with_scalars(DtypeId arrays, DtypeId scalars);
+
 // Borrows shape and strides.
 struct View {
   char* data = nullptr;
@@ -46,6 +52,7 @@ constexpr int kMaxArrays = 12;
 struct RowStrides {
   int64_t outer = 0;
   int64_t inner = 0;
+  int64_t column = 1;  // 0: one element is broadcast to the whole row
 };
 
 constexpr int kMaxSymbols = 4;

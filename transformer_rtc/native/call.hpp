@@ -3,6 +3,8 @@
 
 #include <Python.h>
 
+#include <vector>
+
 #include "declaration.hpp"
 #include "driver.hpp"
 
@@ -18,7 +20,9 @@ struct Call {
   DtypeId dtypes[kMaxArrays] = {};     // 0: absent; before `run`: of outputs, what is asked for
   double reals[kMaxArrays] = {};
   int32_t integers[kMaxArrays] = {};
-  uint32_t flags = 0;  // a bit for each, in their order
+  uint32_t flags = 0;             // a bit for each, in their order
+  DtypeId promoted = 0;           // of arrays that are broadcast to one shape; 0: torch does not promote their types
+  std::vector<int64_t> expanded;  // the shape and strides that these have then
   int64_t sm_margin = 0;
   int implementation = 0;
   const Argument* choice = nullptr;  // whose word asks for two sizes to be one
@@ -34,8 +38,13 @@ struct Layout {
   int variant = 0;                // which of their shapes arrays with several have
   const View* pattern = nullptr;  // the first of these that is given
   const std::string* pattern_name = nullptr;
+  // Columns of all rows together, where the columns depend on no others and no array has gaps between rows: the kernel
+  // gets one row of them. 0: it gets the rows.
+  int64_t one_row = 0;
   bool split = false;  // an array that is one part of several by itself is given: what has multiples has one part
 
+  int64_t launched_rows() const { return one_row > 0 ? 1 : geometry.rows; }
+  int64_t launched_columns() const { return one_row > 0 ? one_row : sizes[0]; }
   int64_t multiple(const Size& size) const { return split && size.symbol >= 0 ? 1 : size.multiple; }
   int64_t value(const Size& size) const { return multiple(size) * (size.symbol < 0 ? 1 : sizes[size.symbol]); }
 };

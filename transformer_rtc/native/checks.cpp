@@ -1,4 +1,6 @@
 // What is checked of a call's arrays, and what follows of how they lie.
+#include <algorithm>
+
 #include "errors.hpp"
 #include "grid.hpp"
 #include "operator.hpp"
@@ -105,12 +107,14 @@ void Operator::check_rows(const Array& array, const View& view, const View& firs
   if (&view != &first && !has_shape(shape, view, first, layout)) {
     const std::string& first_name = arguments_[0].called;
     const bool same = layout.value(array.width) == first.last();
-    refuse(name, (same ? "must have the shape of " + first_name + ", " + first.shape_text()
+    const std::string whose = broadcasts_.empty() ? "of " + first_name : "that the inputs are broadcast to";
+    refuse(name, (same ? "must have the shape " + whose + ", " + first.shape_text()
                        : "must have the shape " + text_of(shape, first, layout) + ", as " + first_name + " has " +
                              first.shape_text()) +
                      "; it has " + view.shape_text());
   }
-  if (view.last() > 1 && view.size() > 0 && view.stride(view.ndim - 1) != 1) {
+  const bool repeats = view.stride(view.ndim - 1) == 0 && is_broadcast(&array - arrays_.data());
+  if (view.last() > 1 && view.size() > 0 && view.stride(view.ndim - 1) != 1 && !repeats) {
     refuse(name, "must be contiguous in its last dimension; there its stride is " +
                      std::to_string(view.stride(view.ndim - 1)) + ": pass " + name + ".contiguous()");
   }
@@ -231,7 +235,92 @@ void Operator::check_counts(const Call& call, const Layout& layout) const {
   }
 }
 
+bool Operator::is_broadcast(int64_t array) const {
+  return std::find(broadcasts_.begin(), broadcasts_.end(), array) != broadcasts_.end();
+}
+
+// Gives arrays that are broadcast to one shape that shape, and finds the data type that theirs are promoted to.
+void Operator::broadcast_rows(Call& call) const {
+  int ndim = 0;
+  bool same = true;
+  DtypeId promoted_to[2] = {};  // of arrays with dimensions, and of those without
+  bool promotes = true;
+  for (int i : broadcasts_) {
+    const View& view = call.views[i];
+    ndim = std::max(ndim, view.ndim);
+    same = same && view.same_shape(call.views[0]);
+    DtypeId& to = promoted_to[view.ndim == 0];
+    to = to == 0 ? view.dtype : promoted(to, view.dtype);
+    promotes = promotes && to != 0;
+  }
+  call.promoted = promotes ? promoted_with_scalars(promoted_to[0], promoted_to[1]) : 0;
+  if (same) return;
+  call.expanded.assign(ndim * (1 + broadcasts_.size()), 1);
+  int64_t *const shape = call.expanded.data(), *strides = shape;
+  for (int i : broadcasts_) {
+    const View& view = call.views[i];
+    for (int own = 0; own < view.ndim; ++own) {
+      int64_t& extent = shape[ndim - view.ndim + own];
+      if (view.shape[own] == 1 || view.shape[own] == extent) continue;
+      if (extent != 1) {
+        refuse(arrays_[i].argument->called, "must have a shape that is broadcast with that of " + arguments_[0].called +
+                                                ", " + call.views[0].shape_text() + "; it has " + view.shape_text());
+      }
+      extent = view.shape[own];
+    }
+  }
+  for (int i : broadcasts_) {
+    View& view = call.views[i];
+    strides += ndim;
+    for (int dimension = 0; dimension < ndim; ++dimension) {
+      const int own = dimension - (ndim - view.ndim);
+      const bool repeats = own < 0 || (view.shape[own] == 1 && shape[dimension] != 1);
+      strides[dimension] = repeats ? 0 : view.stride(own);
+    }
+    view.ndim = ndim;
+    view.shape = shape;
+    view.strides = strides;
+  }
+}
+
+bool Operator::wants_row_results(const Call& call) const {
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    const Argument& argument = *arrays_[i].argument;
+    if (call.wanted[i] && argument.kind == Kind::result && argument.shapes[0].sizes.empty()) return true;
+  }
+  return false;
+}
+
+// What Layout::one_row says.
+int64_t Operator::columns_as_one_row(const Call& call, const Layout& layout) const {
+  const int64_t columns = layout.sizes[0], rows = layout.geometry.rows;
+  if (!elementwise_ || layout.geometry.inner_count > 1 || rows == 0 || rows > kMostColumns / columns) return 0;
+  if (wants_row_results(call)) return 0;
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    if (arrays_[i].placement != Placement::rows || (call.objects[i] == nullptr && !call.wanted[i])) continue;
+    const RowStrides& strides = layout.strides[i];
+    const bool is_one_element = strides.column == 0 && strides.outer == 0;
+    // What is allocated has no gaps.
+    const bool is_dense = layout.value(arrays_[i].width) == columns && strides.column == 1 &&
+                          (call.objects[i] == nullptr || rows == 1 || strides.outer == columns);
+    if (!is_one_element && !is_dense) return 0;
+  }
+  return rows * columns;
+}
+
+DtypeId Operator::promoted_dtype(const Call& call, const Argument& output) const {
+  if (call.promoted != 0) return call.promoted;
+  std::string names, dtypes;
+  for (int i : broadcasts_) {
+    const std::string separator = names.empty() ? "" : " and ";
+    names += separator + arrays_[i].argument->called;
+    dtypes += separator + dtype_name(call.views[i].dtype);
+  }
+  refuse(names, "are " + dtypes + ", which torch promotes to no type: give the data type of " + output.called);
+}
+
 Layout Operator::check(Call& call) const {
+  if (!broadcasts_.empty()) broadcast_rows(call);
   const View& first = call.views[0];
   const std::string& first_name = arguments_[0].called;
   if (first.ndim < 1) refuse(first_name, "must have at least one dimension; it is a scalar");
@@ -267,6 +356,7 @@ Layout Operator::check(Call& call) const {
     } else if (call.wanted[i]) {
       DtypeId& dtype = call.dtypes[i];
       if (dtype == 0 && argument.like >= 0) dtype = call.dtypes[argument.like];
+      if (dtype == 0 && !broadcasts_.empty()) dtype = promoted_dtype(call, argument);
       // Where what it is like was not given, too.
       if (dtype == 0) dtype = argument.dtypes.size() == 1 ? argument.dtypes[0] : first.dtype;
       check_dtype(argument, dtype);
@@ -284,7 +374,8 @@ Layout Operator::check(Call& call) const {
   }
 
   const int64_t widest = layout.split ? 1 : widest_;
-  if (layout.sizes[0] < 1 || layout.sizes[0] > kMostColumns / widest) {
+  const bool is_empty = elementwise_ && layout.sizes[0] == 0 && !wants_row_results(call);
+  if ((layout.sizes[0] < 1 && !is_empty) || layout.sizes[0] > kMostColumns / widest) {
     const int64_t most = kMostColumns / widest * multiple;
     refuse(first_name, "must have 1 to " + (most == kMostColumns ? "2^30" : std::to_string(most)) +
                            " elements in its last dimension; it has " + std::to_string(first.last()));
@@ -307,5 +398,7 @@ Layout Operator::check(Call& call) const {
     if (counts) layout.sizes[symbol] = first.shape[first.ndim - 1 - symbol];
   }
   check_counts(call, layout);
+  if (is_empty) layout.geometry.rows = 0;
+  layout.one_row = columns_as_one_row(call, layout);
   return layout;
 }

@@ -43,6 +43,9 @@ void fill(char* params, const std::vector<FieldFill>& fields, const std::vector<
       case Source::inner_stride:
         put(geometry.inner_count > 1 ? layout.strides[i].inner : int64_t{0});
         break;
+      case Source::column_stride:
+        put(static_cast<int32_t>(layout.strides[i].column));
+        break;
       case Source::stride:
         put(layout.broadcast[i].of[field.second]);
         break;
@@ -65,7 +68,7 @@ void fill(char* params, const std::vector<FieldFill>& fields, const std::vector<
         put(static_cast<int32_t>(call.flags >> i & 1));
         break;
       case Source::size:
-        put(static_cast<uint32_t>(layout.sizes[i]));
+        put(static_cast<uint32_t>(i == 0 ? layout.launched_columns() : layout.sizes[i]));
         break;
       case Source::magic:
         put(divide().magic);
@@ -80,7 +83,7 @@ void fill(char* params, const std::vector<FieldFill>& fields, const std::vector<
         put(static_cast<int32_t>(field.index));
         break;
       case Source::rows:
-        put(geometry.rows);
+        put(layout.launched_rows());
         break;
       case Source::inner_count:
         put(static_cast<uint32_t>(geometry.inner_count));

@@ -27,8 +27,8 @@ int64_t Operator::groups(const Call& call, const Layout& layout, const Plan& pla
   }
   int64_t groups = (layout.geometry.rows + plan.rows_per_cta - 1) / plan.rows_per_cta;
   if (plan.elements_per_cta > 0) {
-    const int64_t vec_size = plan.vec_size, columns = (layout.sizes[0] + vec_size - 1) / vec_size * vec_size;
-    groups = (layout.geometry.rows * columns + plan.elements_per_cta - 1) / plan.elements_per_cta;
+    const int64_t columns = (layout.launched_columns() + plan.vec_size - 1) / plan.vec_size * plan.vec_size;
+    groups = (layout.launched_rows() * columns + plan.elements_per_cta - 1) / plan.elements_per_cta;
   }
   int64_t launched = persistent ? std::min(groups, most) : groups;
   if (persistent && plan.turn_bytes > 0) {

@@ -63,7 +63,8 @@ int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / un
 
 Operator::Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
                    PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch, PyObject* framework_of,
-                   PyObject* implementation, std::vector<int64_t> buckets, int split_by)
+                   PyObject* implementation, std::vector<int64_t> buckets, int split_by, std::vector<int> broadcasts,
+                   bool elementwise)
     : name_(std::move(name)),
       arguments_(std::move(arguments)),
       symbols_(std::move(symbols)),
@@ -76,6 +77,8 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, std::vecto
       implementation_(Py_NewRef(implementation)),
       buckets_(std::move(buckets)),
       split_by_(split_by),
+      broadcasts_(std::move(broadcasts)),
+      elementwise_(elementwise),
       arrays_(arrays_of(arguments_, symbols_)),
       dtypes_seen_(PyDict_New()) {
   const auto count = [&](Kind kind) {
@@ -93,6 +96,12 @@ Operator::Operator(std::string name, std::vector<Argument> arguments, std::vecto
   }
   if (split_by_ < -1 || split_by_ >= static_cast<int>(arrays_.size())) {
     throw std::invalid_argument("what splits others is an array of the operator");
+  }
+  for (int array : broadcasts_) {
+    const bool fits = array >= 0 && array < static_cast<int>(arrays_.size()) && arrays_[array].required;
+    if (!fits || arrays_[array].placement != Placement::rows || broadcasts_[0] != 0) {
+      throw std::invalid_argument("arrays that are broadcast to one shape are the first one and others of rows");
+    }
   }
   for (const Array& array : arrays_) {
     if (array.placement == Placement::rows && array.width.symbol == 0)
@@ -306,11 +315,12 @@ std::shared_ptr<const Plan> Operator::plan(const Call& call, const Layout& layou
 
 bool Operator::is_whole(const Call& call, const Layout& layout, int64_t vec_size) const {
   if (vec_size == 1) return true;
-  if (layout.sizes[0] % vec_size != 0) return false;
+  if (layout.launched_columns() % vec_size != 0) return false;
   for (size_t i = 0; i < arrays_.size(); ++i) {
-    if (!arrays_[i].by_columns || call.objects[i] == nullptr) continue;
+    if (!arrays_[i].by_columns || call.objects[i] == nullptr || layout.strides[i].column == 0) continue;
     const int bytes = dtype_bytes(call.views[i].dtype);
-    int64_t strides = layout.strides[i].outer | layout.strides[i].inner | layout.broadcast[i].leading;
+    int64_t strides = layout.broadcast[i].leading;
+    if (layout.one_row == 0) strides |= layout.strides[i].outer | layout.strides[i].inner;
     for (int64_t stride : layout.broadcast[i].of) strides |= stride;
     const uint64_t offsets = reinterpret_cast<uintptr_t>(call.views[i].data) | static_cast<uint64_t>(strides * bytes);
     if (offsets % std::min<uint64_t>(vec_size * bytes, kVectorAlignment) != 0) return false;

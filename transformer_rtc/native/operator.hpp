@@ -45,7 +45,8 @@ class Operator {
   // with that; the last one is kMostColumns.
   Operator(std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, PyObject* plan,
            PyObject* check, PyObject* slow_call, PyObject* gradient, PyObject* dispatch, PyObject* framework_of,
-           PyObject* implementation, std::vector<int64_t> buckets, int split_by);
+           PyObject* implementation, std::vector<int64_t> buckets, int split_by, std::vector<int> broadcasts,
+           bool elementwise);
   ~Operator();
   Operator(const Operator&) = delete;
   Operator& operator=(const Operator&) = delete;
@@ -112,6 +113,11 @@ class Operator {
 
   // checks.cpp: the arrays' types, devices and shapes; how they lie, and what types outputs have.
   Layout check(Call& call) const;
+  void broadcast_rows(Call& call) const;
+  bool is_broadcast(int64_t array) const;
+  DtypeId promoted_dtype(const Call& call, const Argument& output) const;
+  bool wants_row_results(const Call& call) const;
+  int64_t columns_as_one_row(const Call& call, const Layout& layout) const;
   void check_view(const Array& array, const View& view, const View& first, Layout& layout) const;
   void check_rows(const Array& array, const View& view, const View& first, const Layout& layout) const;
   void check_variant(const Array& array, const View& view, const View& first, Layout& layout) const;
@@ -150,6 +156,8 @@ class Operator {
   PyObject* implementation_;
   std::vector<int64_t> buckets_;
   int split_by_;  // the array in whose presence what has multiples has one part (Layout::split); -1: none
+  std::vector<int> broadcasts_;  // the arrays of rows that are broadcast to one shape, the first array among them
+  bool elementwise_;             // columns depend on no others, but for results of rows
   std::vector<Array> arrays_;
   int64_t widest_ = 1;  // the largest multiple of the columns that a row has
   std::unordered_map<PyTypeObject*, Framework> frameworks_;

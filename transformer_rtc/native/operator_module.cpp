@@ -257,20 +257,24 @@ void bind_operator(py::module_& module) {
   py::class_<Operator, std::shared_ptr<Operator>>(module, "Operator")
       .def(py::init([](std::string name, std::vector<Argument> arguments, std::vector<Symbol> symbols, py::object plan,
                        py::object check, py::object slow_call, py::object gradient, py::object dispatch,
-                       py::object framework_of, py::object implementation, std::vector<int64_t> buckets, int split_by) {
+                       py::object framework_of, py::object implementation, std::vector<int64_t> buckets, int split_by,
+                       std::vector<int> broadcasts, bool elementwise) {
              return std::make_shared<Operator>(std::move(name), std::move(arguments), std::move(symbols), plan.ptr(),
                                                check.ptr(), slow_call.ptr(), gradient.ptr(), dispatch.ptr(),
-                                               framework_of.ptr(), implementation.ptr(), std::move(buckets), split_by);
+                                               framework_of.ptr(), implementation.ptr(), std::move(buckets), split_by,
+                                               std::move(broadcasts), elementwise);
            }),
            py::arg("name"), py::arg("arguments"), py::arg("symbols"), py::arg("plan"), py::arg("check"),
            py::arg("slow_call"), py::arg("gradient"), py::arg("dispatch"), py::arg("framework_of"),
-           py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{}, py::arg("split_by") = -1)
+           py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{}, py::arg("split_by") = -1,
+           py::arg("broadcasts") = std::vector<int>{}, py::arg("elementwise") = false)
       .def_property_readonly("name", &Operator::name)
       .def("run_views", &run_views, py::arg("views"), py::arg("arguments"), py::arg("allocate"), py::arg("stream"),
            py::arg("graph_memory") = false)
       .def(
           "entry", [](const py::object& self, bool direct) { return entry(self.cast<Operator*>(), self, direct); },
           py::arg("direct") = false);
+  module.def("promoted", &promoted, py::arg("a"), py::arg("b"));
   // The first call makes the operator: a process uses few of those that there are.
   module.def("deferred_entry", [](py::object make) { return entry(nullptr, std::move(make), false); }, py::arg("make"));
 }

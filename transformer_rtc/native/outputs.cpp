@@ -111,7 +111,7 @@ std::vector<Memory> Operator::memory(const Call& call, const Layout& layout) con
     Memory rows{&array.argument->name, call.views[i].data,   dtype_bytes(call.dtypes[i]), 1, 1, 0, 1, 0,
                 !array.input,          array.input || update};
     if (array.placement == Placement::rows) {
-      rows.columns = layout.value(array.width);
+      rows.columns = layout.strides[i].column == 0 ? 1 : layout.value(array.width);
       rows.outer_count = geometry.rows / geometry.inner_count;
       rows.outer_stride = layout.strides[i].outer;
       rows.inner_count = geometry.inner_count;

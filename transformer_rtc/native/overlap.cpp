@@ -37,7 +37,8 @@ void Operator::check_overlap(const Call& call, const Layout& layout) const {
         if (arrays_overlap(geometry, a, a_strides, b, b_strides)) refuse(name, "must not overlap " + other_name);
       } else {
         const bool in_place = a.data == b.data && a.dtype == b.dtype && a.last() == b.last() &&
-                              a_strides.outer == b_strides.outer && a_strides.inner == b_strides.inner;
+                              a_strides.outer == b_strides.outer && a_strides.inner == b_strides.inner &&
+                              a_strides.column == b_strides.column;
         if (reader != nullptr && arrays_overlap(geometry, a, a_strides, b, b_strides)) {
           refuse(name, "must not overlap " + other_name + ", which is read again for " + reader->name);
         }

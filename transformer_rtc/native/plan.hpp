@@ -13,6 +13,7 @@
   X(data, DATA)                 /* of an array */                                                          \
   X(outer_stride, OUTER_STRIDE) /* of an array of rows */                                                  \
   X(inner_stride, INNER_STRIDE)                                                                            \
+  X(column_stride, COLUMN_STRIDE)   /* 1, or 0 of one element for the whole row */                         \
   X(stride, STRIDE)                 /* of a broadcast array, along the dimension of the symbol `second` */ \
   X(leading_stride, LEADING_STRIDE) /* of a broadcast array, along what is before the named ones */        \
   X(dtype, DTYPE)                   /* of an array */                                                      \

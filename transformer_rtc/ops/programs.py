@@ -13,6 +13,7 @@ __all__ = [
     "HEADS",
     "MINIMAL",
     "WORKSPACE",
+    "column_strides",
     "definitions",
     "dtypes",
     "entry",
@@ -69,6 +70,11 @@ def pointers(*names: str) -> tuple[Field, ...]:
 def row_fields(*names: str) -> tuple[Field, ...]:
     """Return the strides of arrays of rows."""
     return _fields(names, "int64", "outer_stride", "inner_stride")
+
+
+def column_strides(*names: str) -> tuple[Field, ...]:
+    """Return the strides of elements in rows: 1, or 0 where one element is broadcast to the whole row."""
+    return _fields(names, "int32", "column_stride")
 
 
 def dtypes(*names: str) -> tuple[Field, ...]:

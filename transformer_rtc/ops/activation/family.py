@@ -9,8 +9,9 @@ from ...errors import ArgumentError
 from ...request import LaunchRule, Request, StaticKernel
 from ...spec import FLOAT32, DeviceLimits, DType, KernelSpec
 from ..scaling import EIGHT_BITS, check_scales
+from ..tile import TileConfig
 from . import general
-from .kernels import ActivationConfig, ActivationSpec
+from .kernels import ActivationSpec
 
 __all__ = ["BUCKETS", "OPERATORS", "ActivationFamily", "ActivationOperator", "spec_of"]
 
@@ -68,14 +69,14 @@ class ActivationFamily:
         sizes = tuple((name, dtype.bytes) for name, dtype in spec.arrays)
         return "activations", spec.kernel, spec.function, spec.gated, spec.packed, sizes, bucket
 
-    def configurations(self, request: Request, limits: DeviceLimits) -> tuple[ActivationConfig, ...]:
+    def configurations(self, request: Request, limits: DeviceLimits) -> tuple[TileConfig, ...]:
         self.check(request)
         default = spec_of(request).config
-        others = (ActivationConfig(threads, vectors) for threads in _THREADS for vectors in (1, 2, 4, 8))
+        others = (TileConfig(threads, vectors) for threads in _THREADS for vectors in (1, 2, 4, 8))
         return tuple(dict.fromkeys((default, *others)))
 
     def specialise(
-        self, request: Request, limits: DeviceLimits, config: ActivationConfig | None = None
+        self, request: Request, limits: DeviceLimits, config: TileConfig | None = None
     ) -> tuple[tuple[KernelSpec, LaunchRule], ...]:
         self.check(request)
         spec = spec_of(request, config)
@@ -89,7 +90,7 @@ class ActivationFamily:
         return general.program()
 
 
-def spec_of(request: Request, config: ActivationConfig | None = None) -> ActivationSpec:
+def spec_of(request: Request, config: TileConfig | None = None) -> ActivationSpec:
     """Return the kernel of a request, by a configuration or the default one."""
     operator = OPERATORS[request.operator]
     kernel = "backward" if operator.backward else "row_scaled" if request.dtypes.get("row_scale") else "forward"
@@ -110,13 +111,13 @@ def spec_of(request: Request, config: ActivationConfig | None = None) -> Activat
     )
 
 
-def _default(kernel: str, function: str, gated: bool, request: Request) -> ActivationConfig:
+def _default(kernel: str, function: str, gated: bool, request: Request) -> TileConfig:
     """Return what was the fastest on an H200: more loads of a thread are in flight where it has more to compute."""
     if kernel == "row_scaled":
-        return ActivationConfig(
+        return TileConfig(
             next((t for t, most in zip(_THREADS, BUCKETS, strict=False) if request.columns <= most), 1024), 2
         )
     wide = request.dtypes["x"] is FLOAT32
     if gated or (function in ("silu", "relu_squared") and (wide or kernel == "forward")):
-        return ActivationConfig(128, 2)
-    return ActivationConfig(128, 1 if kernel == "backward" and not wide else 4)
+        return TileConfig(128, 2)
+    return TileConfig(128, 1 if kernel == "backward" and not wide else 4)

@@ -8,7 +8,8 @@ from ...request import LaunchRule, StaticKernel
 from ...spec import Field, Params
 from ..general import GeneralKernel, general_program, of_arrays
 from ..programs import GEOMETRY, dtypes, entry_rule, pointers, row_fields
-from .kernels import COLUMNS, ActivationSpec
+from ..tile import COLUMNS
+from .kernels import ActivationSpec
 
 __all__ = ["KERNELS", "launch", "program"]
 

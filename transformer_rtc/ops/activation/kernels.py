@@ -5,29 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...request import LaunchRule
-from ...spec import DType, Field, KernelSpec, Params
-from ..programs import GEOMETRY, MINIMAL, definitions, entry, entry_rule, memoised_params, pointers, present, row_fields
+from ...spec import DType, KernelSpec, Params
+from ..programs import GEOMETRY, MINIMAL, definitions, entry, memoised_params, pointers, present, row_fields
+from ..tile import COLUMNS, TileConfig, vec_size_of
 
-__all__ = ["COLUMNS", "ROWS", "ActivationConfig", "ActivationSpec"]
+__all__ = ["ROWS", "ActivationSpec"]
 
-COLUMNS = (Field("columns", "int32", "columns"),)
 # The arrays of rows, and the types of a program that are theirs.
 ROWS = {"dy": "Gradient", "x": "Input", "up": "Up", "out": "Output", "dx": "Output", "dup": "UpOutput"}
-# Vectors of one element, of a thread for each of 16 bytes: rows that begin anywhere need more of them.
-_UNALIGNED_VECTORS = 2
-
-
-@dataclass(frozen=True)
-class ActivationConfig:
-    """What a CTA has: so many threads, and each so many vectors of each array."""
-
-    threads: int
-    vectors_per_thread: int
-
-    @property
-    def symbol(self) -> str:
-        """The part of a kernel's name."""
-        return f"t{self.threads}_s{self.vectors_per_thread}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +29,7 @@ class ActivationSpec(KernelSpec):
         Whether there is a second factor, and whether it is the second half of each row of x.
     arrays : tuple of (str, DType)
         The kernel's names of the arrays that are there, and their data types.
-    config : ActivationConfig
+    config : TileConfig
         What a CTA has.
     unaligned : bool
         Whether rows may have any length and begin anywhere. Else they are whole vectors at aligned addresses.
@@ -55,7 +40,7 @@ class ActivationSpec(KernelSpec):
     gated: bool
     packed: bool
     arrays: tuple[tuple[str, DType], ...]
-    config: ActivationConfig
+    config: TileConfig
     unaligned: bool = False
 
     @property
@@ -71,18 +56,14 @@ class ActivationSpec(KernelSpec):
 
     @property
     def vec_size(self) -> int:
-        """Return the elements of a vector: those of 16 bytes of the widest array of rows."""
-        return 1 if self.unaligned else 16 // max(dtype.bytes for name, dtype in self.arrays if name in ROWS)
+        """Return the elements of a vector."""
+        return vec_size_of((dtype for name, dtype in self.arrays if name in ROWS), self.unaligned)
 
     @property
     def params(self) -> Params:
         names = tuple(name for name, _ in self.arrays)
         rows = tuple(name for name in names if name in ROWS)
         return memoised_params((*pointers(*names), *row_fields(*rows), *GEOMETRY, *COLUMNS))
-
-    @property
-    def _vectors(self) -> int:
-        return self.config.vectors_per_thread * (_UNALIGNED_VECTORS if self.unaligned else 1)
 
     @property
     def program(self) -> str:
@@ -96,13 +77,8 @@ class ActivationSpec(KernelSpec):
             "PACKED": self.packed,
             **{f"HAS_{name.upper()}": name in there for name in ("scale", "amax", "scale_inv", "dup")},
         }
-        numbers = {
-            "THREADS": self.config.threads,
-            "VECTORS_PER_THREAD": self._vectors,
-            "VEC_SIZE": self.vec_size,
-        }
         return (
-            f"{definitions(types, flags, numbers)}\n"
+            f"{definitions(types, flags, self.config.numbers(self.vec_size))}\n"
             f"{self.params.text('Params')}\n"
             f'#include "activation/{self.kernel}.cu"\n'
             f"{entry(self.symbol, f'activation_{self.kernel}', self.config.threads)}"
@@ -110,6 +86,5 @@ class ActivationSpec(KernelSpec):
 
     @property
     def launch_rule(self) -> LaunchRule:
-        threads = self.config.threads
-        elements = 0 if self.kernel == "row_scaled" else threads * self._vectors * self.vec_size
-        return entry_rule(threads, elements_per_cta=elements, vec_size=self.vec_size)
+        rule = self.config.rule(self.vec_size)
+        return rule._replace(elements_per_cta=0) if self.kernel == "row_scaled" else rule
