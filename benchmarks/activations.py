@@ -1,4 +1,4 @@
-"""Bandwidth of the activations, beside the best copy of the run with as many reads and writes, torch and Liger.
+"""Bandwidth of the activations and of add, beside the best copy with as many reads and writes, torch and Liger.
 
 A call allocates its outputs, or torch's autograd does. The L2 cache is flushed before every launch, providers are
 rotated, and all of it is repeated at several placements of the arrays: a figure is the median at a provider's best one.
@@ -20,7 +20,8 @@ import transformer_rtc
 from transformer_rtc import LaunchConfig
 
 OURS, TORCH, LIGER, COPY = "transformer_rtc", "torch", "liger", "copy"
-FUNCTIONS = ("gelu", "gelu tanh", "silu", "relu_squared", "gelu_and_mul", "gelu_and_mul tanh", "silu_and_mul")
+FUNCTIONS = ("gelu", "gelu tanh", "silu", "relu_squared", "gelu_and_mul", "gelu_and_mul tanh", "silu_and_mul",
+             "add")  # fmt: skip
 DTYPES = ("bfloat16", "float32")
 # Elements in one row, and the activations of models: tokens by columns of Llama 2 7B and 3 8B, GPT-2 XL and BERT.
 SHAPES = (
@@ -41,7 +42,7 @@ EXAMPLES = """examples:
 
 
 class Case(NamedTuple):
-    """A function, forward or backward, on rows of one type."""
+    """A function, forward or backward, on rows of one type. The gradient of a sum is no kernel."""
 
     function: str
     backward: bool
@@ -55,7 +56,7 @@ class Case(NamedTuple):
 
     @property
     def reads(self) -> int:
-        return 1 + self.gated + self.backward
+        return 1 + (self.gated or self.function == "add") + self.backward
 
     @property
     def writes(self) -> int:
@@ -72,11 +73,14 @@ class Case(NamedTuple):
 
 def cases(only: list[str], dtypes: list[str]) -> Iterator[Case]:
     for dtype, function, backward, (rows, columns) in itertools.product(dtypes, only, (False, True), SHAPES):
-        yield Case(function, backward, dtype, rows, columns)
+        if function != "add" or not backward:
+            yield Case(function, backward, dtype, rows, columns)
 
 
 def in_torch(torch: Any, case: Case) -> Callable[..., Any]:
     functional = torch.nn.functional
+    if case.function == "add":
+        return torch.add  # type: ignore[no-any-return]
     activation: Callable[[Any], Any]
     if case.function.startswith("gelu"):
         approximate = "tanh" if case.options else "none"
@@ -211,6 +215,8 @@ def plot(result: dict[str, Any], path: str) -> None:
         for function, backward in itertools.product(FUNCTIONS, (False, True)):
             found = [one for one in result["cases"]
                      if (one["function"], one["backward"], one["dtype"]) == (function, backward, dtype)]  # fmt: skip
+            if not found:
+                continue
             points = [best(one, COPY) / best(one, OURS) for one in found]  # type: ignore[operator]
             labels = [f"{one['rows']}x{one['columns']}" if one["rows"] > 1 else f"{one['columns'] >> 20} Mi"
                       for one in found]  # fmt: skip

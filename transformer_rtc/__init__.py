@@ -25,6 +25,8 @@ from .launch import Kernel, LaunchConfig
 from .operator import operator_of as _operator_of
 from .ops.activation.api import *  # noqa: F403
 from .ops.activation.api import __all__ as _activations
+from .ops.arithmetic.api import *  # noqa: F403
+from .ops.arithmetic.api import __all__ as _arithmetic
 from .ops.norm.api import *  # noqa: F403
 from .ops.norm.api import __all__ as _norms
 from .ops.softmax.api import *  # noqa: F403
@@ -47,6 +49,7 @@ _LATER = {"ManifestEntry": "manifest", "record": "recording", "WarmupRecord": "w
 
 __all__ = [
     *_activations,
+    *_arithmetic,
     *_errors,
     *_norms,
     *_softmax,
@@ -82,7 +85,7 @@ def _with_torch() -> None:
 def _with_dynamo() -> None:
     from .torch.tracing import substitute
 
-    functions = (globals()[name] for name in (*_activations, *_norms, *_softmax))
+    functions = (globals()[name] for name in (*_activations, *_arithmetic, *_norms, *_softmax))
     substitute({one.__name__: one.__globals__[f"_{one.__name__}"] for one in functions})
 
 

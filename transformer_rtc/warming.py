@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _native, manifest
-from .arguments import Argument, Array, Choice, Flag, Input, Margin, OutputDType, OutputWanted, Result, Update
+from .arguments import Argument, Array, Choice, Flag, Input, Margin, Output, OutputDType, OutputWanted, Result, Update
 from .arrays import dtype_id
 from .checks import check_flag, is_integer, path_of
 from .declaration import Declaration, check_request, columns_of, declaration_of, declarations, operator_names
@@ -101,6 +102,10 @@ def _dtype_of(
 ) -> DType | None:
     """Return the data type of an array as the operator's function would have it; None: it is not there."""
     like = known.get(getattr(array, "like", "")) or known.get(declaration.arrays[0].name) or dtype
+    if declaration.broadcasts and isinstance(array, Output):
+        # Where torch has no such promotion, a call is told y's type; so is a warm-up, or the family refuses it.
+        promoted = reduce(_native.promoted, (one.id for name in declaration.broadcasts if (one := known[name])))
+        like = DTYPES.get(promoted, like)
     if isinstance(array, Input):
         default = array.usual_dtype or (array.dtypes[0] if len(array.dtypes) == 1 else dtype)
         return given.dtype(array.keyword, default, not array.optional or array.usual)

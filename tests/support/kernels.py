@@ -12,15 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import kernel_cache
+from add_checks import pairs, promoted
 from cases import BACKWARD, CASES, Case, division_of, scaled_rows
 
 from transformer_rtc import compiler, manifest, sources
 from transformer_rtc.cache import digest
-from transformer_rtc.declaration import declaration_of
+from transformer_rtc.declaration import MOST_COLUMNS, declaration_of
 from transformer_rtc.errors import CompileError
 from transformer_rtc.ops import shipped
 from transformer_rtc.ops.activation import general as activation_general
 from transformer_rtc.ops.activation.family import OPERATORS as ACTIVATIONS
+from transformer_rtc.ops.arithmetic import general as arithmetic_general
 from transformer_rtc.ops.general import GeneralKernel, general_program
 from transformer_rtc.ops.norm import general as norm_general
 from transformer_rtc.ops.softmax import general as softmax_general
@@ -208,6 +210,13 @@ def activation_requests() -> list[Request]:
     return found
 
 
+def add_requests() -> list[Request]:
+    """Return one for each of some types."""
+    some = list(pairs())[::7]
+    types = [{"x": x, "other": other, "out": out or promoted(x, other)} for x, other, out in some]
+    return [Request("add", one, MOST_COLUMNS, False, False) for one in types]
+
+
 def shipped_requests(architecture: int) -> list[Request]:
     """Return a request of each case that has a configuration of its own."""
     rows = shipped.rows_of(architecture).values()
@@ -237,6 +246,9 @@ def general_kernels() -> dict[str, tuple[KernelSpec, LaunchRule]]:
     for request in activation_requests():
         stages = declaration_of(request.operator).family.static(request)
         add(stages, "activation_general.cu", activation_general.KERNELS)
+    for request in add_requests():
+        stages = declaration_of(request.operator).family.static(request)
+        add(stages, "arithmetic_general.cu", arithmetic_general.KERNELS)
     return found
 
 
@@ -252,7 +264,7 @@ def table(architecture: int) -> tuple[Kernel, ...]:
         for unaligned in (False, True):
             asked = request._replace(unaligned=unaligned)
             found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}
-    for request in activation_requests()[turn :: len(ARCHITECTURES)]:
+    for request in (*activation_requests(), *add_requests())[turn :: len(ARCHITECTURES)]:
         for unaligned in (False, True):
             asked = request._replace(unaligned=unaligned)
             found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}

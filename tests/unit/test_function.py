@@ -34,6 +34,7 @@ def test_a_function_says_what_it_takes_and_returns(name):
 
 # What users pass: a change of it is one of the public interface.
 SIGNATURES = {
+    "add": "x, other, *, out=None, out_dtype=None, stream=None",
     "gelu": "x, *, approximate=None, out=None, out_dtype=None, scale=None, amax=None, scale_inv=None, stream=None",
     "silu": "x, *, out=None, out_dtype=None, scale=None, amax=None, scale_inv=None, stream=None",
     "relu_squared": "x, *, out=None, out_dtype=None, scale=None, amax=None, scale_inv=None, stream=None",

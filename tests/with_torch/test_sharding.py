@@ -241,13 +241,28 @@ def case_activations():
     on, names = mesh(), [name for name in declarations() if declarations()[name].elementwise]
     for name, last in itertools.product(names, (False, True)):
         gated = bool(declarations()[name].split_by)
-        given = [torch.randn(6, HIDDEN) for _ in range(1 + gated + name.endswith("backward"))]
+        given = [torch.randn(6, HIDDEN) for _ in range(1 + gated + (name == "add") + name.endswith("backward"))]
         shards = [Shard(1 if last else 0)]
         call = getattr(transformer_rtc, name)
         found, exact = several(call(*(distribute_tensor(one, on, shards) for one in given))), several(call(*given))
         for one, other in zip(found, exact, strict=True):
             same(one, other)
             assert one.placements == tuple(shards), name
+    # What is broadcast lies as the rows do, where it has their dimension.
+    x, row, column = torch.randn(6, HIDDEN), torch.randn(HIDDEN), torch.randn(6, 1)
+    for first, second in ((x, row), (row, x), (x, column), (column, row)):
+        for last in (False, True):
+            shards = [Shard(1 if last else 0)]
+            lying = [
+                distribute_tensor(
+                    one, on, shards if one.ndim == 2 and one.shape[last] > 1 else [Shard(0)] if one is row and last
+                    else [WHOLE]
+                )
+                for one in (first, second)
+            ]  # fmt: skip
+            found = transformer_rtc.add(*lying)
+            same(found, first + second)
+            assert found.placements == tuple(shards), (first.shape, second.shape, last)
     # Two halves of a row, and what has a scale of each row, are whole.
     both, x = (distribute_tensor(torch.randn(6, 2 * HIDDEN), on, [Shard(1)]) for _ in range(2))
     assert transformer_rtc.silu_and_mul(both).placements == (WHOLE,)

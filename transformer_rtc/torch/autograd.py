@@ -27,7 +27,7 @@ _ABSENT = frozenset((type(None),))
 
 
 def recorded(
-    declaration: Declaration, call_forward: Callable[..., Any], call_backward: Callable[..., Any]
+    declaration: Declaration, call_forward: Callable[..., Any], call_backward: Callable[..., Any] | None
 ) -> Callable[..., Any]:
     """Return an operator's call whose gradient autograd records, where torch traces or transforms the call.
 
@@ -35,17 +35,20 @@ def recorded(
     ----------
     declaration : Declaration
         The operator's.
-    call_forward, call_backward : callable
-        Its call below autograd, and that of the operator that computes its gradient, which refuses to be differentiated
-        itself: of all arguments, in the order of the declaration. So is what is returned.
+    call_forward : callable
+        Its call below autograd: of all arguments, in the order of the declaration. So is what is returned.
+    call_backward : callable or None
+        The same of the operator that computes its gradient, which refuses to be differentiated itself; None: there is
+        none.
     """
-    forward, backward = _Forward(declaration, call_forward), _Backward(declaration, call_backward)
+    forward = _Forward(declaration, call_forward)
+    run_backward = _Backward(declaration, call_backward).run if call_backward else _passed
 
     def run_forward(ctx: Any, values: tuple[Any, ...], *inputs: Any) -> Any:
         ctx.set_materialize_grads(False)
         return forward.run(ctx, values)
 
-    _, apply = _function(declaration.name, run_forward, backward.run)
+    _, apply = _function(declaration.name, run_forward, run_backward)
 
     def call(*values: Any) -> Any:
         values = forward.prepare(values)
@@ -104,6 +107,15 @@ def _function(name: str, forward: Callable[..., Any], backward: Callable[..., An
     function = type(torch.autograd.Function)(name, (torch.autograd.Function,), methods)
     # Past a wrapper in Python, which looks for transforms of functions: it takes as long as the rest.
     return function, super(torch.autograd.Function, function).apply
+
+
+def _passed(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+    """Return the gradients of inputs that have that of the output, summed over what each was broadcast along."""
+    needs, dtypes = ctx.needs_input_grad[1:], iter(ctx.kept[0])
+    return None, *(
+        gradient.sum_to_size(shape).to(next(dtypes)) if need and gradient is not None else None
+        for need, shape in zip(needs, ctx.shapes, strict=True)
+    )
 
 
 def _once(name: str, gradients: tuple[Any, ...], of: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -185,6 +197,7 @@ class _Forward:
         number = {place.argument.name: number for number, place in enumerate(self._inputs)}
         self._gives = [[number[name] for name in names] for names in gradient.gives.values()]
         self._summed = list(gradient.of)[1:]
+        self._passes = not gradient.operator
         # In the order in which a call returns them: outputs are always there, results where they are asked for.
         self._returned = _places(declaration, Output, Result)
         self._results = [place.at for place in self._returned if isinstance(place.argument, Result)]
@@ -269,6 +282,8 @@ class _Forward:
         ctx.save_for_backward(*[found[at] if is_made else values[at] for is_made, at in steps.save])
         dtypes = tuple([values[at].dtype for at in steps.inputs])
         ctx.kept = dtypes, [values[at] for at in self._kept], select.chosen.get(), needs
+        if self._passes:
+            ctx.shapes = [values[place.at].shape for place in self._inputs]
         return found[0] if len(steps.show) == 1 else tuple(found[number] for number in steps.show)
 
     def steps(self, needs: tuple[bool, ...], values: tuple[Any, ...]) -> _Steps:

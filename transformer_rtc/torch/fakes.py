@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..arguments import Array, Input, Output, Result, Shape, Update
+from ..declaration import Declaration
 from ..spec import DType
 from .schema import NOBODY, Made, Schema
 
-__all__ = ["Shapes", "absent", "fake_of", "torch_dtype"]
+__all__ = ["Shapes", "absent", "broadcast_shape", "fake_of", "torch_dtype"]
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -24,12 +26,18 @@ def absent(one: Made, like: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch_dtype(one.array.dtypes[0]), device=like.device)
 
 
+def broadcast_shape(declaration: Declaration, values: Sequence[Any]) -> torch.Size:
+    """Return the shape that the first array is broadcast to with others."""
+    return torch.broadcast_shapes(*(values[at].shape for at in declaration.broadcast_places))
+
+
 class Shapes:
     """The shapes of a call's arrays, and the values of its declaration's symbols."""
 
     def __init__(self, schema: Schema, values: list[Any]) -> None:
         declaration = schema.declaration
-        self._declaration, self._first = declaration, values[0].shape
+        self._declaration = declaration
+        self._first = broadcast_shape(declaration, values) if declaration.broadcasts else values[0].shape
         given = {argument.name: value for argument, value in zip(declaration.arguments, values, strict=True)}
         self._given = [name for name, value in given.items() if value is not None]
         (width,) = declaration.shapes(declaration.arrays[0])[0].sizes[-1:]
@@ -66,6 +74,9 @@ def _dtype(schema: Schema, one: Made, dtypes: dict[str, torch.dtype], values: li
         return asked
     if isinstance(one.array, (Output, Result)) and one.array.like in dtypes:
         return dtypes[one.array.like]
+    if schema.declaration.broadcasts and isinstance(one.array, Output):
+        first, second = (values[at] for at in schema.declaration.broadcast_places)
+        return torch.result_type(first, second)
     if len(one.array.dtypes) == 1:
         return torch_dtype(one.array.dtypes[0])
     return dtypes[schema.declaration.arrays[0].name]

@@ -128,7 +128,7 @@ def _differentiating(schema: Schema) -> Callable[..., Any]:
         gradient = schema.declaration.gradient
         if gradient is None:
             return _refusing(schema)
-        backward = _naming(name, dispatched(gradient.operator))
+        backward = _naming(name, dispatched(gradient.operator)) if gradient.operator else None
         return recorded(schema.declaration, _functional(schema, partial(_within_function, overload(name))), backward)
 
     def differentiate(*arguments: Any) -> Any:

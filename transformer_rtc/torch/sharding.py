@@ -14,7 +14,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from ..arguments import Array, Choice, Input, Result, Update
 from ..declaration import declarations
-from .fakes import Shapes
+from .fakes import Shapes, broadcast_shape
 from .operators import overload
 from .schema import Made, Schema, schema_of
 
@@ -47,7 +47,7 @@ def _strategies(schema: Schema, *arguments: Any) -> list[Strategy]:
     """
     call = _Call(schema, arguments)
     # The first of those that cost the same is taken: what is replicated stays so.
-    dims = range(call.first.ndim - (not call.has_independent_columns))
+    dims = range(len(call.shape) - (not call.has_independent_columns))
     return [call.replicated(), *filter(None, map(call.sharded, dims))]
 
 
@@ -60,6 +60,9 @@ class _Call:
         self._given = schema.taken[: len(arguments)]
         self._shapes = Shapes(schema, self._values)
         self.first = self._values[0]
+        declaration = schema.declaration
+        # That of the rows.
+        self.shape = broadcast_shape(declaration, self._values) if declaration.broadcasts else self.first.shape
 
     @property
     def has_independent_columns(self) -> bool:
@@ -112,7 +115,7 @@ class _Call:
     def _symbol(self, dim: int) -> str:
         """Return the name of one of the first array's dimensions; empty: it has none."""
         symbols = self._schema.declaration.symbols
-        place = self.first.ndim - 1 - dim
+        place = len(self.shape) - 1 - dim
         return symbols[place] if place < len(symbols) else ""
 
     def _of_input(self, array: Array, dim: int) -> Placement | None:
@@ -120,9 +123,9 @@ class _Call:
 
         One whose sizes are not those of the rows is not sharded: the operator refuses it as a whole, not by parts.
         """
-        shape, size = self._value(array).shape, self.first.shape[dim]
-        if isinstance(array, Input) and array.broadcast:
-            place = dim - (self.first.ndim - len(shape))
+        shape, size = self._value(array).shape, self.shape[dim]
+        if isinstance(array, Input) and (array.broadcast or array.name in self._schema.declaration.broadcasts):
+            place = dim - (len(self.shape) - len(shape))
             if place < 0 or shape[place] == 1:
                 return Replicate()
         else:
@@ -150,7 +153,7 @@ class _Call:
                 return Partial(array.over_rows)
             # A rank without rows would keep the old value. Whether there is one depends on all of the mesh, of which
             # this is one dimension.
-            return Replicate() if self.first.shape[dim] % self.first.mesh.size() == 0 else None
+            return Replicate() if self.shape[dim] % self.first.mesh.size() == 0 else None
         if isinstance(array, Result) and array.shape_of:
             other = placements.get(array.shape_of)
             return other if isinstance(other, Shard) else Partial()

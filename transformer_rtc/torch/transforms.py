@@ -82,6 +82,7 @@ class _Batch:
 
         None: the shapes of an example do not fit together, of which its own call tells.
         """
+        values = self._broadcast_to_one(moved, values)
         whole = list(values)
         for at in (*self._rows, *self._numbers, *self._broadcast):
             if at in moved:
@@ -119,6 +120,31 @@ class _Batch:
                 array = array.clone(memory_format=torch.contiguous_format)
             whole[at] = array if array.stride(-1) == 1 else array.contiguous()
         return whole, missing
+
+    def _broadcast_to_one(self, moved: dict[int, Any], values: list[Any]) -> list[Any]:
+        """Return the arguments, and change those with a batch, so that arrays have the shape of an example's rows."""
+        places = self._schema.declaration.broadcast_places
+        if not places:
+            return values
+        examples = [moved[at].shape[1:] if at in moved else values[at].shape for at in places]
+        try:
+            shape = torch.broadcast_shapes(*examples)
+        except RuntimeError:  # of which an example's own call tells
+            return values
+        found = list(values)
+        dtype = self._schema.made[0].dtype
+        if found[dtype] is None and () in map(tuple, examples):
+            # An example without dimensions decides the type only by its category; a batch of such would do more.
+            pairs = zip(places, examples, strict=True)
+            alone = (torch.empty(one, dtype=values[at].dtype, device="meta") for at, one in pairs)
+            found[dtype] = torch.result_type(*alone)
+        for at, example in zip(places, examples, strict=True):
+            if at in moved:
+                array = _behind_batch(moved[at], len(shape) - len(example))
+                moved[at] = array.expand(array.shape[0], *shape)
+            else:
+                found[at] = values[at].expand(shape)
+        return found
 
     def _names(self, values: list[Any], symbols: frozenset[str]) -> bool:
         """Whether the shape of what all rows share names any of these dimensions."""

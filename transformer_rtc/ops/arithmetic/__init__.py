@@ -1,0 +1,1 @@
+"""Arithmetic of two arrays that are broadcast to one shape."""

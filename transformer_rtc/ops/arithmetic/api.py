@@ -1,0 +1,66 @@
+"""Arithmetic: the sum of two arrays."""
+
+# Written by tests/tools/make_api.py: change declarations.py, and run it.
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...operator import register
+from . import declarations
+
+__all__ = [
+    "add",
+]
+
+_add = register(declarations.ADD)
+
+
+def add(
+    x: Any,
+    other: Any,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the sum of two arrays, which are broadcast to one shape.
+
+    ``y = x + other``. Integers are added exactly, and wrap around beyond y's type; of two bools y is whether one
+    is true. Where x or `other` has a floating-point type, both are converted to float32, added there, and y is
+    rounded once. An array without dimensions decides y's type only by its category, as in torch: bool, integer or
+    floating point. uint16, uint32 and uint64 have no sum with another integer type unless y's type is given.
+    Leading dimensions must collapse to two strides, for all arrays alike.
+
+    torch's autograd records the gradient.
+
+    Parameters
+    ----------
+    x : array [..., columns], float32, float16, bfloat16, bool or an integer of 8 to 64 bits
+        An array of any numbers, contiguous in its last dimension.
+    other : array [..., columns], float32, float16, bfloat16, bool or an integer of 8 to 64 bits
+        Another one, of a shape that is broadcast with x's as torch does it.
+    out : array [..., columns], optional
+        Where y is written: an input of y's shape and type itself, or an array that shares no element with the
+        inputs.
+    out_dtype : data type, optional
+        Of y where `out` is not given, of any framework or by name; by default what torch promotes the types of x
+        and `other` to. No integer is made of floating-point numbers, and no bool of numbers.
+    stream : optional
+        As `rms_norm` takes it.
+
+    Returns
+    -------
+    y : array [..., columns]
+        Of x's framework, and of the shape that both are broadcast to.
+
+    Several are a tuple in this order, and one is no tuple.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described, before anything is launched.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+        If there is no way to run.
+    """
+    return _add(x, other, out, out_dtype, stream)

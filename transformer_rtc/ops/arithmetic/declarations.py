@@ -1,0 +1,56 @@
+"""What addition is like: `make_api.py` writes the public function from it."""
+
+from __future__ import annotations
+
+from ...arguments import Input, Output, OutputDType, Stream
+from ...declaration import MOST_COLUMNS, Declaration, Gradient
+from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, INTEGERS
+from .family import ArithmeticFamily
+
+__all__ = ["ADD", "DECLARATIONS", "TITLE"]
+
+# Of the module of public functions.
+TITLE = "Arithmetic: the sum of two arrays."
+
+_NUMBERS = (FLOAT32, FLOAT16, BFLOAT16, *INTEGERS, BOOL)
+_ROWS = "... columns"
+
+ADD = Declaration(
+    "add",
+    ArithmeticFamily(),
+    (
+        Input("x", _ROWS, _NUMBERS, doc="An array of any numbers, contiguous in its last dimension."),
+        Input("other", _ROWS, _NUMBERS, doc="Another one, of a shape that is broadcast with x's as torch does it."),
+        Output(
+            "out",
+            _ROWS,
+            _NUMBERS,
+            doc="""Where y is written: an input of y's shape and type itself, or an array that shares no element with
+            the inputs.""",
+            returned="y",
+            returned_doc="Of x's framework, and of the shape that both are broadcast to.",
+        ),
+        OutputDType(
+            "out_dtype",
+            _NUMBERS,
+            ("out",),
+            doc="""Of y where `out` is not given, of any framework or by name; by default what torch promotes the
+            types of x and `other` to. No integer is made of floating-point numbers, and no bool of numbers.""",
+        ),
+        Stream("stream", doc="As `rms_norm` takes it."),
+    ),
+    positional=("x", "other"),
+    summary="""Return the sum of two arrays, which are broadcast to one shape.
+
+``y = x + other``. Integers are added exactly, and wrap around beyond y's type; of two bools y is whether one
+is true. Where x or `other` has a floating-point type, both are converted to float32, added there, and y is
+rounded once. An array without dimensions decides y's type only by its category, as in torch: bool, integer or
+floating point. uint16, uint32 and uint64 have no sum with another integer type unless y's type is given.
+Leading dimensions must collapse to two strides, for all arrays alike.""",
+    buckets=(MOST_COLUMNS,),
+    gradient=Gradient("", takes={}, numbers=(), of={"out": "dy"}, gives={}, passes={"x": "out", "other": "out"}),
+    broadcasts=("x", "other"),
+    elementwise=True,
+)
+
+DECLARATIONS = (ADD,)
