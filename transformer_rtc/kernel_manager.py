@@ -46,6 +46,10 @@ def _target_of(spec: object, target: object) -> Target:
     return Target(target)  # type: ignore[arg-type]
 
 
+def _key(source: str, identity: str) -> str:
+    return digest({"source": source, "compiler": identity}) if identity else source
+
+
 class Event(NamedTuple):
     """One compile or load.
 
@@ -365,7 +369,7 @@ class KernelManager:
         identity : str
             Which compiler; empty: none, which is the key of the source.
         """
-        return digest(self._parts(spec, target) | ({"compiler": identity} if identity else {}))
+        return _key(digest(self._parts(spec, target)), identity)
 
     def _read(self, spec: KernelSpec, target: Target) -> tuple[Image | None, str]:
         """Return what is on disk, and the key under which it was looked for."""
