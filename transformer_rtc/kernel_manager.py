@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-import threading
 import time
 import warnings
 from collections import Counter
@@ -24,7 +22,7 @@ from .errors import (
     shown,
 )
 from .launch import Kernel
-from .once import Once
+from .once import Beside, Once
 from .settings import Settings, settings
 from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, Target, TextSpec, is_name
@@ -210,14 +208,14 @@ class KernelManager:
             check_type(spec, KernelSpec, "specs")
         on = device_of(device)
         others = list(specs)  # that were not asked for yet
-        beside: dict[KernelSpec, _CompileBeside] = {}
+        beside: dict[KernelSpec, Beside] = {}
 
         def before_compile(target: Target) -> None:
             # What warns of a compile does so in the caller's thread.
             if self._settings.on_compile == "allow" and toolchain_of(target, self._nvrtc).compiles_beside():
                 for other in others:
                     if (other, on.given) not in self._kernels:
-                        beside[other] = _CompileBeside(functools.partial(self._image_untold, other, target))
+                        beside[other] = Beside(functools.partial(self._image_untold, other, target))
             others.clear()
 
         def image(spec: KernelSpec, target: Target) -> Image:
@@ -473,31 +471,6 @@ class KernelManager:
             )
         for callback in tuple(self._callbacks):
             callback(event)
-
-
-class _CompileBeside:
-    """A thread that compiles one of a call's kernels, while the caller compiles another one."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="transformer_rtc")
-        # There can be no more threads, as when the interpreter ends: the caller compiles it, too.
-        with contextlib.suppress(RuntimeError):
-            self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except Exception as error:
-            self._error = error
-
-    def end(self) -> None:
-        """Wait for it, and raise what it was refused for."""
-        if self._thread.ident is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
 
 
 manager = KernelManager(DiskCache(settings.cache_dir, settings.read_only_cache_dir, settings.cache_bytes))

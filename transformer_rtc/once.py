@@ -1,7 +1,8 @@
-"""Values that are made once, however many threads ask."""
+"""Values that are made once, however many threads ask, and a thread that makes one beside its caller."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from .errors import TransformerRtcError
 
-__all__ = ["Once"]
+__all__ = ["Beside", "Once"]
 
 _T = TypeVar("_T")
 
@@ -93,3 +94,34 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class Beside:
+    """A thread that does one thing, such as to compile one of a call's kernels, while its caller does another.
+
+    Parameters
+    ----------
+    work : callable
+        What it does.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="transformer_rtc")
+        # There can be no more threads, as when the interpreter ends: the caller does that, too.
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self._error = error
+
+    def end(self) -> None:
+        """Wait for it, and raise what it was refused for."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
