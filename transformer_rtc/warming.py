@@ -25,7 +25,17 @@ from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target
 from .tuning import EMPTY, Tuning, config_of
 from .tuning import read as read_tuning
 
-__all__ = ["Progress", "WarmupRecord", "argument_names", "request_of", "requests_of", "warmup"]
+__all__ = [
+    "Progress",
+    "WarmupRecord",
+    "argument_names",
+    "compile_all",
+    "kernels_of",
+    "record_line",
+    "request_of",
+    "requests_of",
+    "warmup",
+]
 
 
 class WarmupRecord(NamedTuple):
@@ -212,7 +222,8 @@ def _targets(architectures: Any, tuning: Tuning | None) -> list[tuple[DeviceLimi
     return [(limits, of if limits.architecture == of.architecture else EMPTY) for limits, of in found]
 
 
-def _line(record: WarmupRecord) -> str:
+def record_line(record: WarmupRecord) -> str:
+    """Return what a line of progress says of a kernel."""
     return f"{record.status} {record.symbol} {record.architecture} {record.milliseconds:.0f} ms"
 
 
@@ -313,10 +324,10 @@ def warmup(
         (spec, limits.architecture)
         for limits, measured in targets
         for entry in entries
-        for spec in _specialise(entry, limits, unaligned, measured)
+        for spec in kernels_of(entry, limits, unaligned, measured)
     )
-    tell = (progress_shown("kernel", _line) if progress is True else progress) or None
-    return _run(list(tasks), threads or len(os.sched_getaffinity(0)), tell)
+    tell = (progress_shown("kernel", record_line) if progress is True else progress) or None
+    return compile_all(manager, list(tasks), threads or len(os.sched_getaffinity(0)), tell)
 
 
 def requests_of(
@@ -348,7 +359,9 @@ def _entries(given: Any) -> list[ManifestEntry]:
     return found
 
 
-def _specialise(entry: ManifestEntry, limits: DeviceLimits, unaligned: bool, tuning: Tuning) -> list[KernelSpec]:
+def kernels_of(
+    entry: ManifestEntry, limits: DeviceLimits, unaligned: bool = False, tuning: Tuning = EMPTY
+) -> list[KernelSpec]:
     """Return the kernels of an entry; with `unaligned`, of whole rows and of others, however it says that they lie."""
     if isinstance(entry, TextSpec):
         return [entry]
@@ -364,12 +377,15 @@ def _specialise(entry: ManifestEntry, limits: DeviceLimits, unaligned: bool, tun
         raise ArgumentError(f"{error}, asked for by {line(entry)}") from None
 
 
-def _run(tasks: list[tuple[KernelSpec, int]], threads: int, tell: Progress | None) -> list[WarmupRecord]:
+def compile_all(
+    to: KernelManager, tasks: list[tuple[KernelSpec, int]], threads: int, tell: Progress | None
+) -> list[WarmupRecord]:
+    """Have a manager compile kernels for architectures, several at a time; what fails is told of in its record."""
     from concurrent.futures import ThreadPoolExecutor, as_completed  # not at import
 
     pool = ThreadPoolExecutor(min(threads, len(tasks)), "transformer_rtc.warmup")
     try:
-        futures = [pool.submit(_warm, manager, spec, architecture) for spec, architecture in tasks]
+        futures = [pool.submit(_warm, to, spec, architecture) for spec, architecture in tasks]
         if tell:
             for done, future in enumerate(as_completed(futures), 1):
                 tell(future.result(), done, len(tasks))
