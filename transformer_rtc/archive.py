@@ -16,9 +16,10 @@ from typing import BinaryIO
 from .cache import DiskCache
 from .cache_entry import parse_entry
 from .checks import check_type, path_of
+from .companion import index_record
 from .errors import PackError
 
-__all__ = ["pack", "unpack"]
+__all__ = ["index", "pack", "unpack"]
 
 _FORMAT = b"transformer_rtc pack 1\n"
 _END = b"end\n"
@@ -143,3 +144,23 @@ def unpack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
         raise PackError(f"the pack {path} cannot be unpacked: {error}") from error
     cache.prune()
     return added, kept
+
+
+def index(path: str) -> bytes:
+    """Return the index of a pack of kernels, by which the companion wheel finds an entry.
+
+    Raises
+    ------
+    PackError
+        If the file is no pack, or damaged, or cannot be read.
+    """
+    found = []
+    try:
+        with open(path, "rb") as file:
+            for data in _entries(file, path):
+                parsed = parse_entry(data)
+                assert parsed is not None
+                found.append(index_record(parsed[0]["source"], file.tell() - len(data), len(data)))
+    except OSError as error:
+        raise PackError(f"the pack {path} cannot be read: {error}") from error
+    return b"".join(found)

@@ -10,16 +10,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from .cache_entry import ENTRY_NAME, TEMPORARY_NAME, Entry, encode_entry, name_of, parse_entry, sha256
 from .cache_folder import Folder, distrust, make_folders
 from .cache_locks import close, held, open_held, write_file
+
+if TYPE_CHECKING:
+    from .companion import Companion
 
 __all__ = ["DiskCache", "digest"]
 
@@ -50,6 +55,8 @@ class DiskCache:
         Of all entries together, about; what was not used for longest is deleted first. 0: without limit.
     lock_seconds : float
         For how long `claim` waits for another process.
+    uses_companion : bool
+        Whether the companion wheel is asked for what the folders have not.
     """
 
     def __init__(
@@ -58,17 +65,28 @@ class DiskCache:
         read_only_folder: str | None = None,
         max_bytes: int = 0,
         lock_seconds: float = _LOCK_SECONDS,
+        uses_companion: bool = False,
     ) -> None:
         self.folder = folder
         self.read_only_folder = read_only_folder
         self.max_bytes = max_bytes
         self._lock_seconds = lock_seconds
+        self._uses_companion = uses_companion
         self._own = Folder(folder) if folder is not None else None
         self._folders = [self._own] if self._own else []
         if read_only_folder is not None:
             self._folders.append(Folder(read_only_folder))
         self._writable = folder is not None
         self._bytes_until_prune = 0
+
+    @functools.cached_property
+    def companion(self) -> Companion | None:
+        """The companion wheel; None: it is not asked. Imported for the first miss, which most processes have not."""
+        if not self._uses_companion:
+            return None
+        from .companion import Companion
+
+        return Companion()
 
     @property
     def writable(self) -> bool:

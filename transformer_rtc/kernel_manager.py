@@ -17,11 +17,12 @@ from .device import DeviceLike, device_of
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
+    DriverError,
     SettingsError,
     UnexpectedCompileError,
     shown,
 )
-from .launch import Kernel
+from .launch import Kernel, refuses_image
 from .once import Beside, Once
 from .settings import Settings, settings
 from .simulator import SimulatedDevice
@@ -67,7 +68,8 @@ class Event(NamedTuple):
     size : int
         Bytes of the image.
     origin : str
-        Where the image came from: ``"compiler"``, ``"disk"`` or ``"package"``.
+        Where the image came from: ``"compiler"``; ``"disk"``: the cache; ``"companion"``: the companion wheel; or
+        ``"package"``.
     """
 
     kind: str
@@ -371,19 +373,21 @@ class KernelManager:
 
     def _read(self, spec: KernelSpec, target: Target) -> tuple[Image | None, str]:
         """Return what is on disk, and the key under which it was looked for."""
-        stem = f"{spec.symbol}.{target}"
-        toolchain = toolchain_of(target, self._nvrtc)
+        stem, source = f"{spec.symbol}.{target}", self.key(spec, target, "")
+        toolchain, missing, origin = toolchain_of(target, self._nvrtc), None, "disk"
         try:
-            key = self.key(spec, target, toolchain.identity())
-        except CompilerNotFoundError:
-            # It cannot be compiled here: what any compiler made is right too, as an image may bring it.
-            key = self.key(spec, target, "")
-            found = self.cache.get_any(stem, key)
-            if found is None:
-                raise
-        else:
+            key = _key(source, toolchain.identity())
             found = self.cache.get(stem, key)
-        return (None if found is None else Image(found, toolchain.kind_of(found), "disk")), key
+        except CompilerNotFoundError as error:
+            # It cannot be compiled here: what any compiler made is right too, as an image may bring it.
+            key, missing = source, error
+            found = self.cache.get_any(stem, source)
+        companion = self.cache.companion if found is None else None
+        if companion is not None:
+            found, origin = companion.get(str(target), source), "companion"
+        if found is None and missing is not None:
+            raise missing
+        return (None if found is None else Image(found, toolchain.kind_of(found), origin)), key
 
     def _check_compile(self, what: str, symbol: str, target: Target, key: str) -> None:
         """Do what the settings ask for before a compile."""
@@ -453,7 +457,15 @@ class KernelManager:
                 what = f"{symbol} is PTX, which the driver must compile for {target}"
                 self._check_compile(what, symbol, target, "")
             start = time.perf_counter()
-            kernel = on.load(symbol, params, data)
+            try:
+                kernel = on.load(symbol, params, data)
+            except DriverError as error:
+                if origin != "companion" or not refuses_image(error):
+                    raise
+                # The driver is older than what compiled the companion's kernels: it would refuse the others, too.
+                self.cache.companion = None
+                self._images.forget((key, target))
+                return make()
             elapsed = (time.perf_counter() - start) * 1e3
             event = "load_ptx" if kind == "ptx" else "load"
             self._tell(Event(event, symbol, target, on.given, elapsed, len(data), origin), on.log_name)
@@ -473,4 +485,6 @@ class KernelManager:
             callback(event)
 
 
-manager = KernelManager(DiskCache(settings.cache_dir, settings.read_only_cache_dir, settings.cache_bytes))
+manager = KernelManager(
+    DiskCache(settings.cache_dir, settings.read_only_cache_dir, settings.cache_bytes, uses_companion=settings.companion)
+)

@@ -13,7 +13,7 @@ from .errors import ArgumentError, DriverError, LaunchError, shown
 from .simulator import SimulatedDevice
 from .spec import Params
 
-__all__ = ["Dim3", "Kernel", "LaunchConfig"]
+__all__ = ["Dim3", "Kernel", "LaunchConfig", "refuses_image"]
 
 Dim3 = tuple[int, int, int]
 
@@ -21,7 +21,14 @@ Dim3 = tuple[int, int, int]
 MAX_THREADS, STATIC_SHARED, _LOCAL, _REGISTERS, MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 0, 1, 3, 4, 8, 14
 _CACHE_PREFERENCES = {"none": 0, "shared": 1, "l1": 2, "equal": 3}
 _PORTABLE_CLUSTER = 8
+# What the driver says of machine code that is for a newer driver, or for another GPU.
+_REFUSALS = ("CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 DEFAULT_DYNAMIC_SHARED = 48 * 1024  # a launch may have this much without asking
+
+
+def refuses_image(error: DriverError) -> bool:
+    """Whether the driver refused machine code for what it is, and not for want of memory or an earlier failure."""
+    return any(name in str(error) for name in _REFUSALS)
 
 
 @dataclass(frozen=True)

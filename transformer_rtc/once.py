@@ -82,6 +82,11 @@ class Once:
             if isinstance(made.error, Exception):
                 raise made.error
 
+    def forget(self, key: Hashable) -> None:
+        """Have the next one who asks make a value anew."""
+        with self._lock:
+            self._made.pop(key, None)
+
     def __contains__(self, key: Hashable) -> bool:
         with self._lock:
             made = self._made.get(key)

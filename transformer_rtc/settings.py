@@ -37,6 +37,8 @@ class Settings:
         ``TRANSFORMER_RTC_RECORD``: the manifest to which is added what operators are asked for.
     tuning : str
         ``TRANSFORMER_RTC_TUNING``: a tuning file; ``"off"``: none is read; empty: the device's, beside the disk cache.
+    companion : bool
+        ``TRANSFORMER_RTC_COMPANION``: ``off``: the companion wheel's kernels are not used, although it is installed.
     """
 
     force_static: bool
@@ -48,6 +50,7 @@ class Settings:
     cache_bytes: int
     record: str | None
     tuning: str = ""
+    companion: bool = True
 
 
 def parse_bytes(text: str) -> int | None:
@@ -107,6 +110,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         cache_bytes=cache_bytes,
         record=path("TRANSFORMER_RTC_RECORD"),
         tuning="off" if environment.get("TRANSFORMER_RTC_TUNING") == "off" else path("TRANSFORMER_RTC_TUNING") or "",
+        companion=choice("TRANSFORMER_RTC_COMPANION", ("on", "off")) == "on",
     )
 
 

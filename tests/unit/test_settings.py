@@ -14,6 +14,7 @@ from transformer_rtc.settings import Settings, read
         ("FORCE_STATIC", "yes", "0, 1"),
         ("ON_COMPILE", "never", "allow, warn, error"),
         ("LOG", "3", "0, 1, 2"),
+        ("COMPANION", "0", "on, off"),
         *(("CACHE_SIZE", size, "bytes, such as 1G") for size in ("1.5G", "-1", "much", "1GB", "٣")),
     ],
 )
@@ -32,6 +33,7 @@ def test_variables_are_read():
     expected = Settings(True, "/here", "", "warn", 2, "/image", 3 * 2**20, "/manifest")
     assert read({f"TRANSFORMER_RTC_{name}": value for name, value in given.items()}) == expected
     assert read({"TRANSFORMER_RTC_CACHE_DIR": "", "TRANSFORMER_RTC_LOG": ""}).cache_dir is None
+    assert [read({"TRANSFORMER_RTC_COMPANION": value}).companion for value in ("", "on", "off")] == [True, True, False]
     for value, simulate in {"": "", "0": "", "1": "1", "checked": "checked"}.items():
         assert read({"TRANSFORMER_RTC_SIMULATE": value}).simulate == simulate
     with pytest.raises(SettingsError, match="SIMULATE=1 contradicts TRANSFORMER_RTC_FORCE_STATIC=1"):
