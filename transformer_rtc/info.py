@@ -8,12 +8,15 @@ import re
 import sys
 from typing import Any
 
-from . import _native, compiler, static
+from . import _native, compiler, manifest, static
+from .companion import MANIFEST
 from .device import device_limits
-from .errors import DeviceNotFoundError, TransformerRtcError
+from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError
 from .kernel_manager import manager
 from .simulator import toolchain
+from .spec import ARCHITECTURES, Target
 from .version import __version__
+from .warming import kernels_of
 
 __all__ = ["gather", "lines"]
 
@@ -42,6 +45,7 @@ def gather() -> dict[str, Any]:
         "simulator": simulator,
         "static_kernels": {"modules": len(modules), "bytes": sum(file["bytes"] for file in modules)},
         "cache": _cache(missing),
+        "companion": _companion(len(driver["devices"]), notes),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("TRANSFORMER_RTC_")},
         "missing": missing,
         "notes": notes,
@@ -96,6 +100,28 @@ def _nvrtc(missing: list[str], notes: list[str], driver: str | None) -> dict[str
             f"a driver for NVRTC {major[1] or major[2]}: this one runs CUDA {driver}, and refuses its cubins. Install "
             f"driver 580 or newer, or pip install 'transformer_rtc[cu12]'"
         )
+    return found
+
+
+def _companion(gpus: int, notes: list[str]) -> dict[str, Any] | None:
+    """Return what the companion wheel has, by architecture, and how much of it this version asks for on the GPUs."""
+    companion = manager.cache.companion
+    if companion is None:
+        return None
+    names = [f"sm_{number}" for number in ARCHITECTURES]
+    found: dict[str, Any] = {"folder": companion.folder, "entries": {}, "fitting": {}}
+    if companion.folder is None:
+        return found
+    found["entries"] = {name: companion.count(name) for name in names if companion.count(name)}
+    try:
+        asked = manifest.read(os.path.join(companion.folder, MANIFEST))
+    except ArgumentError as error:
+        notes.append(f"transformer-rtc-kernels was built for another version, or is damaged: {error}")
+        return found
+    for limits in {device_limits(ordinal) for ordinal in range(gpus)}:
+        target = Target(limits.architecture)
+        sources = {manager.key(spec, target, "") for entry in asked for spec in kernels_of(entry, limits)}
+        found["fitting"][str(target)] = sum(companion.get(str(target), source) is not None for source in sources)
     return found
 
 
@@ -159,7 +185,18 @@ def lines(found: dict[str, Any]) -> list[str]:
         )
     if cache["read_only_folder"] is not None:
         told.append(("read-only cache", cache["read_only_folder"]))
+    told.append(("companion wheel", _companion_line(found["companion"])))
     told += found["environment"].items()
     told += [("note", note) for note in found["notes"]]
     told += [("missing", what) for what in found["missing"]]
     return [f"{name:16s} {value}" for name, value in told]
+
+
+def _companion_line(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "off: TRANSFORMER_RTC_COMPANION=off"
+    if found["folder"] is None:
+        return "transformer-rtc-kernels is not installed"
+    parts = [f"{count} kernels for {name}" for name, count in found["entries"].items() if count]
+    parts += [f"{count} fit this version on {name}" for name, count in found["fitting"].items()]
+    return ", ".join([found["folder"], *parts])

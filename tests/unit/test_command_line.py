@@ -16,11 +16,15 @@ import pytest
 from processes import output
 from stubs import CUBIN, KEYS, Compiler
 
-from transformer_rtc import cli, compiler, demo, info, operator, warming
+from transformer_rtc import archive, cli, compiler, demo, info, operator, warming
 from transformer_rtc.cache import DiskCache
+from transformer_rtc.companion import Companion
+from transformer_rtc.compiler import Compiled
 from transformer_rtc.errors import CompilerNotFoundError, DriverError, DriverNotFoundError
 from transformer_rtc.kernel_manager import KernelManager
-from transformer_rtc.spec import ARCHITECTURES, FLOAT32
+from transformer_rtc.manifest import line, parse
+from transformer_rtc.request import Asked
+from transformer_rtc.spec import ARCHITECTURES, FLOAT32, TextSpec
 from transformer_rtc.version import __version__
 
 SCALE = """extern "C" __global__ void other() {}
@@ -380,6 +384,32 @@ def test_info_tells_a_cache_that_cannot_be_used(machine, monkeypatch, tmp_path):
     assert "the read-only cache" in use(str(tmp_path), str(tmp_path / "missing"))[0]
     assert use(None) == [] and use(str(tmp_path / "not" / "there" / "yet")) == []
     assert not (tmp_path / "not").exists()
+
+
+def test_info_tells_of_the_companion_wheel_and_how_much_of_it_fits(machine, monkeypatch, tmp_path):
+    folder, cache = tmp_path / "companion", DiskCache(str(tmp_path / "made"))
+    folder.mkdir()
+    lines = [line(Asked(warming.request_of("rms_norm", FLOAT32, columns, False, False, {}))) for columns in (64, 128)]
+    maker = KernelManager(cache, lambda symbol, *_: Compiled(CUBIN, "cubin", "", "nvrtc 1"), lambda: "nvrtc 1")
+    for spec in (*warming.kernels_of(parse(lines[0]), ARCHITECTURES[90]), TextSpec("// of another version", "other")):
+        maker.image(spec, 90)
+    archive.pack(cache, folder / "sm_90.pack")
+    (folder / "sm_90.index").write_bytes(archive.index(folder / "sm_90.pack"))
+
+    def told(companion):
+        manager = KernelManager(DiskCache(str(tmp_path / "cache")))
+        manager.cache.companion = companion
+        monkeypatch.setattr(info, "manager", manager)
+        assert machine.missing() == []
+        return next(line for line in machine.run("info")[1].splitlines() if line.startswith("companion wheel"))
+
+    (folder / "kernels.jsonl").write_text("\n".join(lines))
+    assert told(Companion(lambda: str(folder))).endswith(f" {folder}, 2 kernels for sm_90, 1 fit this version on sm_90")
+    (folder / "kernels.jsonl").write_text("{}")
+    assert told(Companion(lambda: str(folder))).endswith(f" {folder}, 2 kernels for sm_90")
+    assert "transformer-rtc-kernels was built for another version" in machine.run("info")[1]
+    assert told(Companion(lambda: None)).endswith(" transformer-rtc-kernels is not installed")
+    assert told(None).endswith(" off: TRANSFORMER_RTC_COMPANION=off")
 
 
 def test_info_opens_no_compiler_and_no_framework(tmp_path):
