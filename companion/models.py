@@ -40,6 +40,11 @@ def _qwen2(hidden: int, heads: int) -> Model:
     return Model("Qwen2Config", {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": heads})
 
 
+def _deepseek(version: int, hidden: int, q_lora_rank: int | None = 1536) -> Model:
+    ranks = {"q_lora_rank": q_lora_rank, "kv_lora_rank": 512}
+    return Model(f"DeepseekV{version}Config", {"hidden_size": hidden, **ranks, **_FEW_EXPERTS})
+
+
 def _qwen3(hidden: int, experts: bool = False) -> Model:
     config, few = ("Qwen3MoeConfig", {"num_experts": 4}) if experts else ("Qwen3Config", {})
     return Model(config, {"hidden_size": hidden, "head_dim": 128, **few})
@@ -85,24 +90,33 @@ MODELS = {
     "llama-2-7b": _llama(4096, 32),
     "llama-2-13b": _llama(5120, 40),
     "llama-2-70b": _llama(8192, 64),
+    "llama-3-8b": _llama(4096, 32),
+    "llama-3-70b": _llama(8192, 64),
     "llama-3.1-8b": _llama(4096, 32),
     "llama-3.1-70b": _llama(8192, 64),
     "llama-3.1-405b": _llama(16384, 128),
     "llama-3.2-1b": _llama(2048, 32),
     "llama-3.2-3b": _llama(3072, 24),
+    "llama-3.3-70b": _llama(8192, 64),
     "llama-4-scout": _llama4(),
     "llama-4-maverick": _llama4(),
     "qwen2-0.5b": _qwen2(896, 14),
     "qwen2-1.5b": _qwen2(1536, 12),
     "qwen2-7b": _qwen2(3584, 28),
     "qwen2-72b": _qwen2(8192, 64),
+    "qwen2.5-0.5b": _qwen2(896, 14),
+    "qwen2.5-1.5b": _qwen2(1536, 12),
     "qwen2.5-3b": _qwen2(2048, 16),
+    "qwen2.5-7b": _qwen2(3584, 28),
     "qwen2.5-14b": _qwen2(5120, 40),
+    "qwen2.5-32b": _qwen2(5120, 40),
+    "qwen2.5-72b": _qwen2(8192, 64),
     "qwen3-0.6b": _qwen3(1024),
     "qwen3-1.7b": _qwen3(2048),
     "qwen3-4b": _qwen3(2560),
     "qwen3-8b": _qwen3(4096),
     "qwen3-14b": _qwen3(5120),
+    "qwen3-32b": _qwen3(5120),
     "qwen3-30b-a3b": _qwen3(2048, experts=True),
     "qwen3-235b-a22b": _qwen3(4096, experts=True),
     "gemma-2-2b": _gemma2(2304, 256),
@@ -115,18 +129,14 @@ MODELS = {
     "gemma-3-27b": _gemma3(5376, 128),
     "mistral-7b": _mistral(4096, 32),
     "mistral-nemo": _mistral(5120, 32),
+    "mistral-small": _mistral(5120, 32),
     "mistral-large": _mistral(12288, 96),
     "mixtral-8x7b": _mixtral(4096, 32),
     "mixtral-8x22b": _mixtral(6144, 48),
-    "deepseek-v2-lite": Model(
-        "DeepseekV2Config", {"hidden_size": 2048, "q_lora_rank": None, "kv_lora_rank": 512, **_FEW_EXPERTS}
-    ),
-    "deepseek-v2": Model(
-        "DeepseekV2Config", {"hidden_size": 5120, "q_lora_rank": 1536, "kv_lora_rank": 512, **_FEW_EXPERTS}
-    ),
-    "deepseek-v3": Model(
-        "DeepseekV3Config", {"hidden_size": 7168, "q_lora_rank": 1536, "kv_lora_rank": 512, **_FEW_EXPERTS}
-    ),
+    "deepseek-v2-lite": _deepseek(2, 2048, None),
+    "deepseek-v2": _deepseek(2, 5120),
+    "deepseek-v3": _deepseek(3, 7168),
+    "deepseek-r1": _deepseek(3, 7168),
     "gpt2": _gpt2(768, 12),
     "gpt2-medium": _gpt2(1024, 16),
     "gpt2-large": _gpt2(1280, 20),
