@@ -211,6 +211,12 @@ BY_KIND: dict[str, Rows] = {
         *later(8), (COLUMNS + "has {shape}", *shapes((7,), (9,), (3, 8), (1, 8), (), (0,))),
         (SOLID, *strided((2,), (-1,), (0,), shape=(8,)), *strided((9, 1), (1, 8), (0, 1), shape=(8, 8))),
     ],
+    "column_values": [
+        *later(8),
+        (r"must have the shape \(8,\), one element for each column of {first}; it has {shape}",
+         *shapes((7,), (9,), (3, 8), (1, 8), (), (0,))),
+        (SOLID, *strided((2,), (-1,), (0,), shape=(8,))),
+    ],
     "row_inputs": [
         *later(*SHAPE[:-1]),
         (r"must have the shape \(2, 3, 8\), one element for each row of {first}; it has {shape}",
@@ -267,6 +273,8 @@ def kind_of(argument: Argument) -> str:
             return "row_inputs"
         case Input() if " | " in argument.shape:
             return "columns"
+        case Input(shape="columns"):
+            return "column_values"
         case Input() if argument.shape == "heads":
             return "head_values"
         case Real(minimum=0):
@@ -369,11 +377,13 @@ def refused_by(name: str, argument: str) -> list[Any]:
     return [value for value, _ in refused_values(name, argument)]
 
 
-def good(name: str) -> dict[str, Any]:
-    """Return the arguments of a call that is refused for nothing."""
+def good(name: str, shape: tuple[int, ...] = SHAPE) -> dict[str, Any]:
+    """Return the arguments of a call that is refused for nothing, with rows of this shape."""
     required = [one for one, found in parameters_of(name).items() if found.default is inspect.Parameter.empty]
     split_by = declarations()[name].split_by  # with which all arrays of rows have one width
-    return {argument: np.ones(SHAPE, np.float32) for argument in (*required, *([split_by] if split_by else []))}
+    arrays = {one.keyword: one for one in declarations()[name].arrays}
+    needed = (*required, *([split_by] if split_by else []))
+    return {keyword: np.ones(native_calls.shape_of(arrays[keyword], shape), np.float32) for keyword in needed}
 
 
 # ---- Other functions -------------------------------------------------------------------------------------------------

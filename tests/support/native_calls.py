@@ -70,15 +70,20 @@ def view(shape=(6, 4, 16), dtype=FLOAT32, at=BASE, strides=None, device=0, read_
 
 
 def required_views(operator: str, shape: tuple[int, ...]) -> dict[str, _native.View]:
-    """Return views for the arrays that a call of an operator needs: of float32, far from each other."""
+    """Return views for the arrays that a call of an operator needs, with rows of `shape`: of float32, far apart."""
     declaration = declaration_of(operator)
     # With what splits others, all arrays of rows have one width.
     needed = [
-        one.name
+        one
         for one in declaration.arrays
         if isinstance(one, Input) and (not one.optional or one.name == declaration.split_by)
     ]
-    return {name: view(shape, at=BASE << place) for place, name in enumerate(needed)}
+    return {one.name: view(shape_of(one, shape), at=BASE << place) for place, one in enumerate(needed)}
+
+
+def shape_of(array: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of an array where rows have this one: theirs, or that of a row."""
+    return shape if array.shape.startswith("...") else shape[-1:]
 
 
 def values_of(arguments: Sequence[Argument], given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:

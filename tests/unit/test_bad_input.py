@@ -56,14 +56,16 @@ def test_a_function_of_arrays_refuses_by_its_name(name, argument, no_launch):
     for value, message in refused:
         given = {**bad_values.good(name), argument: value}
         if argument == first:  # which says of what framework and shape the others must be
-            like = np.ones(value.shape, np.float32) if isinstance(value, np.ndarray) else value
-            given = {**dict.fromkeys(bad_values.good(name), like), first: value}
+            is_array = isinstance(value, np.ndarray)
+            others = bad_values.good(name, value.shape) if is_array else dict.fromkeys(bad_values.good(name), value)
+            given = {**others, first: value}
         if argument == "window":
             given["causal"] = "aligned"
         hold_refused(lambda given=given: FUNCTIONS[name](**given), f"{name}: {message}")
         # Without rows, too.
         if not isinstance(value, np.ndarray) and argument != first:
-            empty = {one: of[:0] if isinstance(of, np.ndarray) and of is not value else of for one, of in given.items()}
+            rows = [one for one, of in given.items() if getattr(of, "shape", None) == SHAPE and of is not value]
+            empty = {one: of[:0] if one in rows else of for one, of in given.items()}
             hold_refused(lambda given=empty: FUNCTIONS[name](**given), f"{name}: {message}")
 
 

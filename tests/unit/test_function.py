@@ -136,7 +136,10 @@ def test_the_public_signatures_are_these(name):
     for found in inspect.signature(getattr(transformer_rtc, name)).parameters.values():
         text = found.name if found.default is found.empty else f"{found.name}={found.default!r}"
         (by_keyword if found.kind is found.KEYWORD_ONLY else by_position).append(text)
-    assert ", ".join((*by_position, "*", *by_keyword)) == SIGNATURES[name]
+    assert ", ".join((*by_position, "*", *by_keyword)) == SIGNATURES.get(name)
+
+
+def test_every_public_function_has_its_signature_here():
     assert SIGNATURES.keys() == set(NAMES)
 
 

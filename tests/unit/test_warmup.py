@@ -225,8 +225,13 @@ def call_of(name: str, given: dict[str, object]):
     # Some hold two parts of a row unless one of them is given.
     declaration = declarations()[name]
     sizes = {one.keyword: declaration.shapes(one)[0].sizes[-1:] for one in declaration.arrays}
-    parts = [declaration.parts(size, keywords) for p in first for size in sizes[p.name]]
-    return lambda: function(*(np.ones((*rows[:-1], part * hidden), np.float16) for part in parts), **keywords)
+    whole = {one.keyword: declaration.shapes(one)[0].leading for one in declaration.arrays}
+    shapes = [
+        (*(rows[:-1] if whole[p.name] else ()), declaration.parts(size, keywords) * hidden)
+        for p in first
+        for size in sizes[p.name]
+    ]
+    return lambda: function(*(np.ones(shape, np.float16) for shape in shapes), **keywords)
 
 
 @pytest.mark.parametrize("name", list(declarations()))

@@ -34,7 +34,7 @@ HIDDEN = 64
 FORWARD = [name for name, declaration in declarations().items() if declaration.gradient]
 NORMS = [name for name in FORWARD if "norm" in name]
 SOFTMAX = [name for name in FORWARD if "softmax" in name]
-BACKWARD = [name for name in declarations() if name not in FORWARD]
+BACKWARD = [name for name in declarations() if name.endswith("_backward")]
 WHOLE, SUM = Replicate(), Partial()
 
 

@@ -297,7 +297,10 @@ int64_t Operator::columns_as_one_row(const Call& call, const Layout& layout) con
   if (!elementwise_ || layout.geometry.inner_count > 1 || rows == 0 || rows > kMostColumns / columns) return 0;
   if (wants_row_results(call)) return 0;
   for (size_t i = 0; i < arrays_.size(); ++i) {
-    if (arrays_[i].placement != Placement::rows || (call.objects[i] == nullptr && !call.wanted[i])) continue;
+    if (call.objects[i] == nullptr && !call.wanted[i]) continue;
+    // One element for each column belongs to every row.
+    if (arrays_[i].placement != Placement::rows && arrays_[i].by_columns) return 0;
+    if (arrays_[i].placement != Placement::rows) continue;
     const RowStrides& strides = layout.strides[i];
     const bool is_one_element = strides.column == 0 && strides.outer == 0;
     // What is allocated has no gaps.
