@@ -148,18 +148,6 @@ TARGETS = (
     ("", "aligned", True, "", 1 << 30, 0.90),
 )
 
-# Of each of SHAPES in bfloat16: the fastest of torch, torch.compile, Liger 0.8.5, TransformerEngine's kernels and
-# quack 0.6.5, to the copy beside it (which lay badly where the ratio is above 1), on another H200 on 2026-11-20.
-PEERS = {
-    "rms_norm": (0.95, 0.95, 0.98, 0.96, 0.98, 1.02, 1.09, 1.02, 1.10, 0.99, 1.03),
-    "layer_norm": (0.99, 0.91, 0.97, 0.88, 0.91, 0.90, 0.69, 0.69, 0.62, 0.55, 0.43),
-    "rms_norm_backward": (0.59, 0.80, 0.87, 0.86, 0.90, 0.75, 0.58, 0.55, 0.52, 0.43, 0.43),
-    "layer_norm_backward": (0.47, 0.45, 0.76, 0.77, 0.78, 0.74, 0.62, 0.53, 0.48, 0.39, 0.34),
-    "softmax": (1.06, None, 0.99, 0.98, 0.96, 0.98, 1.09, 0.98, 1.10, 0.97, 0.94),
-    "softmax_backward": (1.05, None, 1.00, 1.00, 1.02, 0.99, 1.00, 0.99, 0.81, 0.79, 0.71),
-}
-PEERS_SOURCE = "best peer in peers-h200.md, bfloat16"
-
 EXAMPLES = """examples:
   python3 benchmarks/bandwidth.py --compile --json bandwidth.json --plot bandwidth.png
   python3 benchmarks/bandwidth.py --quick --only rms_norm_backward,layer_norm_backward --dtype bfloat16
@@ -1016,8 +1004,6 @@ def plot(result: dict[str, Any], path: str) -> None:
                     axis.plot(
                         *zip(*points, strict=True), line, marker="o", markersize=4, color=colors[name], label=label
                     )
-        peers = [(size, ratio) for size, ratio in zip(sizes, PEERS[operator], strict=True) if ratio]
-        axis.plot(*zip(*peers, strict=True), ":", marker="x", markersize=5, color="black", label=PEERS_SOURCE)
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes, [str(size) for size in sizes], rotation=30)
         axis.set(xlabel="hidden size", title=operator)

@@ -1,0 +1,239 @@
+"""Writes the tables of README.md, docs/performance.md and benchmarks/README.md from the runs in benchmarks/results.
+
+A table stands between two comments of Markdown: ``<!-- table NAME -->`` and ``<!-- end -->``. The runs are those that
+docs/performance.md names the commands of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import bandwidth
+from bandwidth import COMPILED, OURS, STATIC, TORCH, Measured
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/performance.md", "benchmarks/README.md")
+TYPES = (("bfloat16", "bf16"), ("float32", "fp32"))
+NORMS = ("rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward")
+NAMES = {
+    "rms_norm": "RMSNorm",
+    "layer_norm": "LayerNorm",
+    "add_rms_norm": "add + RMSNorm",
+    "add_layer_norm": "add + LayerNorm",
+    "rms_norm_add": "RMSNorm + add",
+    "layer_norm_add": "LayerNorm + add",
+    "rms_norm_backward": "RMSNorm backward",
+    "layer_norm_backward": "LayerNorm backward",
+    "softmax": "softmax",
+    "softmax_backward": "softmax backward",
+}
+LIGER, QUACK = "Liger", "quack"
+# Of the README's table: those that torch.compile was measured for.
+SPEED_COLUMNS = (1024, 4096, 8192, 32768)
+
+PLOT_COLUMNS = 4096
+
+Row = Sequence[str]
+
+
+def measured(name: str) -> list[Measured]:
+    """Return the cells of a run, of both types."""
+    files = [ROOT / "benchmarks" / "results" / f"h200-{name}-{short}.json" for _, short in TYPES]
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return [Measured(found) for found in bandwidth.joined(runs)["cases"]]
+
+
+def of(cells: Iterable[Measured], **fields: object) -> list[Measured]:
+    """Return the cells of cases that have these fields."""
+    return [one for one in cells if all(getattr(one.case, name) == value for name, value in fields.items())]
+
+
+def speedup(cell: Measured, peer: str) -> float | None:
+    """Return our speed over a peer's."""
+    ours, others = cell.speed(OURS), cell.speed(peer)
+    return ours / others if ours and others else None
+
+
+def ratio(cells: Sequence[Measured], peers: Sequence[str] = (TORCH,)) -> str:
+    """Return a cell of a table: the speed over the best copy; in parentheses, over peers."""
+    if not cells:
+        return ""
+    (cell,) = cells
+    share = cell.ratio(OURS)
+    over = [speedup(cell, peer) for peer in peers]
+    assert share is not None
+    return f"{share:.2f} ({', '.join('-' if one is None else f'{one:.1f}' for one in over)})"
+
+
+def text(head: Row, rows: Iterable[Row]) -> str:
+    lines = [head, ["--:"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" if line[0] != "--:" else f"|{'|'.join(line)}|" for line in lines)
+
+
+def by_columns(cells: list[Measured], operators: Sequence[str], first: str, kinds: Sequence[str]) -> str:
+    """Return a table of whole rows by their columns: those of `kinds` one after another."""
+    found = [one for kind in kinds for one in of(cells, kind=kind) if one.case.operator in operators]
+    columns = list(dict.fromkeys(one.case.hidden for one in found))
+    head = [first]
+    for number, operator in enumerate(operators):
+        words = NAMES[operator] if len(operators) > 2 else ("forward", "backward")[number]
+        head += [f"{words} bf16", "fp32"]
+    return text(
+        head,
+        (
+            [str(size), *(ratio(of(found, hidden=size, operator=operator, dtype=dtype))
+                          for operator in operators for dtype, _ in TYPES)]
+            for size in columns
+        ),
+    )  # fmt: skip
+
+
+def speed() -> str:
+    """Return the README's table: four sizes, five operators, every peer of the run."""
+    cells = of(measured("bandwidth"), kind="shape", dtype="bfloat16")
+    operators = (*NORMS, "softmax")
+    peers = [name for name in (TORCH, COMPILED, LIGER, QUACK) if any(one.speed(name) for one in cells)]
+    rows = (
+        [str(size), *(ratio(of(cells, hidden=size, operator=operator), peers) for operator in operators)]
+        for size in SPEED_COLUMNS
+    )
+    return text(["columns", *(NAMES[operator] for operator in operators)], rows)
+
+
+def matrices() -> str:
+    """Return softmax's table of masked and causal matrices of as many queries as keys."""
+    cells = measured("bandwidth")
+    columns = (("softmax", "masked"), ("softmax", "causal"), ("softmax_backward", "causal"))
+    head = ["keys"]
+    for operator, kind in columns:
+        head += [f"{kind}{' backward' if operator.endswith('backward') else ''} bf16", "fp32"]
+    sizes = sorted({one.case.hidden for one in of(cells, kind="masked")})
+    return text(
+        head,
+        (
+            [str(size), *(ratio(of(cells, operator=operator, kind=kind, hidden=size, dtype=dtype))
+                          for operator, kind in columns for dtype, _ in TYPES)]
+            for size in sizes
+        ),
+    )  # fmt: skip
+
+
+def types() -> str:
+    """Return the table of outputs of other types: GB/s, and the speed over torch's expressions."""
+    cells = measured("types")
+    forms = [form for form in bandwidth.FORMS if of(cells, form=form)]
+    operators = NORMS[:2]
+
+    def cell(found: Sequence[Measured]) -> str:
+        if not found:
+            return ""
+        moved, over = found[0].speed(OURS), speedup(found[0], TORCH)
+        return f"{moved:.0f} ({over:.1f})" if moved and over else ""
+
+    head = ["columns", "y"]
+    for operator in operators:
+        head += [f"{NAMES[operator]} bf16", "fp32"]
+    sizes = list(dict.fromkeys(one.case.hidden for one in cells if one.case.form in forms))
+    rows = (
+        [str(size), form, *(cell(of(cells, hidden=size, form=form, operator=operator, dtype=dtype))
+                            for operator in operators for dtype, _ in TYPES)]
+        for size in sizes for form in forms
+    )  # fmt: skip
+    return text(head, (row for row in rows if any(row[2:])))
+
+
+def general() -> str:
+    """Return what the general kernels cost: lowest, median and highest of all shapes."""
+    cells = of(measured("bandwidth"), kind="shape")
+
+    def spread(values: list[float], digits: int) -> str:
+        return ", ".join(f"{one:.{digits}f}" for one in (min(values), statistics.median(values), max(values)))
+
+    rows = []
+    for operator, name in NAMES.items():
+        row = [name]
+        for peer, digits in ((OURS, 2), (TORCH, 1)):
+            for dtype, _ in TYPES:
+                found = of(cells, operator=operator, dtype=dtype)
+                both = [(one.speed(STATIC), one.speed(peer)) for one in found]
+                row.append(spread([static / other for static, other in both if static and other], digits))
+        rows.append(row)
+    return text(["", "bf16", "fp32", "over torch's, bf16", "fp32"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "speed": speed,
+    "norms": lambda: by_columns(measured("bandwidth"), NORMS, "hidden", ("shape", "ragged")),
+    "softmax": lambda: by_columns(measured("bandwidth"), ("softmax", "softmax_backward"), "keys", ("shape", "ragged")),
+    "matrices": matrices,
+    "norms of models": lambda: by_columns(measured("models"), NORMS, "hidden", ("shape", "ragged")),
+    "softmax of other lengths": lambda: by_columns(
+        measured("models"), ("softmax", "softmax_backward"), "keys", ("shape", "ragged")
+    ),
+    "types": types,
+    "general kernels": general,
+}
+
+
+def written(page: str) -> str:
+    """Return a page with the tables that it names."""
+
+    def table(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}"
+
+    return re.sub(r"(<!-- table ([\w ]+) -->)\n.*?(<!-- end -->)", table, page, flags=re.DOTALL)
+
+
+def plot(path: str) -> None:
+    """Draw each operator's speed over the best copy, and its peers', at one size, in a size that a README shows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    operators = (*NORMS, "softmax", "softmax_backward")
+    cells = of(measured("bandwidth"), kind="shape", dtype="bfloat16", hidden=PLOT_COLUMNS)
+    names = [name for name in (OURS, COMPILED, LIGER, QUACK, TORCH) if any(one.speed(name) for one in cells)]
+    figure, axis = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        shares = [of(cells, operator=operator)[0].ratio(name) or 0.0 for operator in operators]
+        places = [place + (number - (len(names) - 1) / 2) * width for place in range(len(operators))]
+        axis.bar(places, shares, width * 0.9, label=name, color=f"C{number}")
+    axis.axhline(1.0, color="grey", linewidth=0.8)
+    axis.set_xticks(range(len(operators)), [NAMES[operator].replace(" ", "\n") for operator in operators], fontsize=10)
+    axis.set_ylabel("bandwidth / best copy")
+    axis.set_title(f"bfloat16, {PLOT_COLUMNS} columns, one NVIDIA H200", fontsize=11)
+    axis.legend(ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False, fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, and fail where a table is another")
+    parser.add_argument("--plot", metavar="FILE", help="draw the README's plot; needs matplotlib")
+    arguments = parser.parse_args()
+    if arguments.plot:
+        plot(arguments.plot)
+    others = []
+    for name in PAGES:
+        file = ROOT / name
+        page = file.read_text(encoding="utf-8")
+        found = written(page)
+        if found != page:
+            others.append(name)
+            if not arguments.check:
+                file.write_text(found, encoding="utf-8")
+    if others:
+        print(f"{'differ from' if arguments.check else 'written from'} benchmarks/results: {', '.join(others)}")
+        sys.exit(arguments.check)
+
+
+if __name__ == "__main__":
+    main()
