@@ -86,6 +86,16 @@ class SimulationError(TransformerRtcError, RuntimeError):
         Whose access it was, and the other party.
     """
 
+    kind: str
+    what: str
+    kernel: str
+    frames: list[tuple[str, str, int]]
+    block: tuple[int, int, int] | None
+    thread: tuple[int, int, int] | None
+    other_frames: list[tuple[str, str, int]]
+    other_block: tuple[int, int, int] | None
+    other_thread: tuple[int, int, int] | None
+
     def __init__(
         self,
         kind: str,
@@ -165,6 +175,12 @@ class UnexpectedCompileError(TransformerRtcError, RuntimeError):
         `KernelManager.compile` did.
     """
 
+    what: str
+    symbol: str
+    target: str
+    key: str
+    manifest_line: str
+
     def __init__(self, what: str, symbol: str, target: str, key: str, manifest_line: str = "") -> None:
         self.what, self.symbol, self.target, self.key, self.manifest_line = what, symbol, target, key, manifest_line
         asked = f"\nThe line of a manifest that warms it up: {manifest_line}" if manifest_line else ""
@@ -194,6 +210,12 @@ class CompileError(TransformerRtcError, RuntimeError):
     versions : dict of str to str
         The versions of what took part.
     """
+
+    symbol: str
+    options: tuple[str, ...]
+    source: str
+    log: str
+    versions: dict[str, str]
 
     def __init__(self, symbol: str, options: tuple[str, ...], source: str, log: str, versions: dict[str, str]) -> None:
         self.symbol, self.options, self.source, self.log, self.versions = symbol, options, source, log, versions

@@ -485,6 +485,6 @@ class KernelManager:
             callback(event)
 
 
-manager = KernelManager(
+manager: KernelManager = KernelManager(
     DiskCache(settings.cache_dir, settings.read_only_cache_dir, settings.cache_bytes, uses_companion=settings.companion)
 )

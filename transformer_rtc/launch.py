@@ -117,11 +117,11 @@ class Kernel:
     ) -> None:
         self.symbol = symbol
         self.params = params
-        self.device = on.given
+        self.device: int | SimulatedDevice = on.given
         self.function = function
         self.launcher = launcher
-        self.where = on.name
-        self.multiprocessors = on.multiprocessors
+        self.where: str = on.name
+        self.multiprocessors: int = on.multiprocessors
         self._on = on
         self._preparing = threading.Lock()
         # What a launch may have without asking; static shared memory is part of it.

@@ -201,7 +201,7 @@ class Params:
 
     def __init__(self, fields: Iterable[Field]) -> None:
         try:
-            self.fields = tuple(fields)
+            self.fields: tuple[Field, ...] = tuple(fields)
         except TypeError:
             raise ArgumentError(f"fields is {shown(fields)}; it takes Fields") from None
         self.offsets: dict[str, int] = {}

@@ -77,6 +77,10 @@ class Tuning:
         What was measured.
     """
 
+    device: str
+    architecture: int
+    rows: tuple[TuningRow, ...]
+
     def __init__(self, device: str = "", architecture: int = 0, rows: Iterable[TuningRow] = ()) -> None:
         self.device, self.architecture, self.rows = device, architecture, tuple(rows)
         self._by_case = {_case(row.request): row for row in self.rows}

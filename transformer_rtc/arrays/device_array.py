@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .. import _native
 from .dlpack import CUDA
 from .dtypes import TYPESTRS
@@ -23,6 +25,11 @@ class DeviceArray:
     """
 
     __module__ = "transformer_rtc.arrays"  # messages name the class by this, whichever file it is in
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: int
+    __cuda_array_interface__: dict[str, Any]
 
     def __init__(self, buffer: _native.Buffer, shape: tuple[int, ...], dtype: int, stream: int | None) -> None:
         self.shape, self.device, self.dtype = shape, buffer.device, _native.dtype_name(dtype)
