@@ -1,15 +1,16 @@
-"""Writes the public functions of each family from its declarations. Run it after a change of one."""
+"""Writes the public functions of each family, and their types, from its declarations. Run it after a change of one."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 # Without the package's __init__, which needs what this writes.
 if "transformer_rtc" not in sys.modules:
@@ -29,6 +30,7 @@ from transformer_rtc.arguments import (
     OutputWanted,
     Real,
     Result,
+    Stream,
 )
 from transformer_rtc.declaration import Declaration
 from transformer_rtc.operator import register
@@ -122,6 +124,117 @@ def _annotation(argument: Argument) -> str:
     return "Any"
 
 
+# ---- Types -----------------------------------------------------------------------------------------------------------
+
+_STUB_HEAD = """\
+\"\"\"{title}\"\"\"
+
+# Written by tests/tools/make_api.py: change declarations.py, and run it.
+
+{imports}
+__all__ = [
+{names}]
+
+"""
+
+
+def stub_text(declarations: Sequence[Declaration], title: str) -> str:
+    """Return the text of the stub of a family's module: the types of its functions, and of what they return."""
+    names = "".join(f'    "{name}",\n' for name in sorted(declaration.name for declaration in declarations))
+    functions = "".join(map(_function_stub, declarations))
+    imports = ""
+    for module, words in (("typing", ("Literal", "overload")), ("...signatures", ("A", "ArrayLike", "DTypeLike"))):
+        if used := [word for word in words if re.search(rf"\b{word}\b", functions)]:
+            imports += f"from {module} import {', '.join(used)}\n\n"
+    return _STUB_HEAD.format(title=title, imports=imports.removesuffix("\n"), names=names) + functions
+
+
+class _Overload(NamedTuple):
+    """A way to call a function, by which it is known how many arrays it returns."""
+
+    parameters: dict[str, tuple[str, object]]  # types and defaults of what tells it from others; `Ellipsis`: no default
+    returned: str
+
+
+def _function_stub(declaration: Declaration) -> str:
+    overloads = list(_overloads(declaration))
+    if len(overloads) == 1:
+        return _signature_stub(declaration, overloads[0])
+    return "".join(f"@overload\n{_signature_stub(declaration, one)}" for one in overloads)
+
+
+def _signature_stub(declaration: Declaration, overload: _Overload) -> str:
+    lines = [f"def {declaration.name}("]
+    for place, (argument, default) in enumerate(declaration.signature):
+        if place == len(declaration.positional):
+            lines.append("    *,")
+        usual = _static_type(declaration, argument), default
+        type_, given = overload.parameters.get(argument.keyword, usual)
+        lines.append(f"    {argument.keyword}: {type_}{'' if given is ... else f' = {given!r}'},")
+    return "\n".join([*lines, f") -> {overload.returned}: ...\n"])
+
+
+def _static_type(declaration: Declaration, argument: Argument) -> str:
+    match argument:
+        case Input():
+            type_ = "A" if argument is declaration.arrays[0] else "ArrayLike"
+            return f"{type_} | None" if argument.optional else type_
+        case Result():
+            return _annotation(argument)
+        case Array():
+            return "ArrayLike | None"
+        case OutputDType():
+            return "DTypeLike | None"
+        case Choice():
+            return f"Literal[{', '.join(map(_quoted, argument.words))}] | None"
+        case Stream():
+            return "object"
+    return _annotation(argument)
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"'
+
+
+def _overloads(declaration: Declaration) -> Iterator[_Overload]:
+    """Yield one for each choice of outputs and results, and a last one for flags of which only the type is known.
+
+    Where a result is wanted by default if an array is given, that array tells them apart, too. A call that asks for
+    nothing is refused: the last one stands for it.
+    """
+    flags = [one for one in declaration.arguments if isinstance(one, (Result, OutputWanted))]
+    made = [one for one in declaration.arrays if isinstance(one, (Output, Result))]
+    deciding = list(dict.fromkeys(one.wanted_with for one in flags if isinstance(one, Result) and one.wanted_with))
+    counts = set()
+    for given in itertools.product((True, False), repeat=len(deciding)):
+        known = dict(zip(deciding, given, strict=True))
+        usual = [known.get(getattr(one, "wanted_with", ""), one.default) for one in flags]
+        choices = [(True, False) if flag else (False, True) for flag in usual]
+        for wanted in itertools.product(*choices):
+            parameters = {}
+            for name, is_given in known.items():
+                keyword, default = next((a.keyword, value) for a, value in declaration.signature if a.name == name)
+                parameters[keyword] = ("ArrayLike", ...) if is_given else ("None", default)
+            for flag, value, left_out in zip(flags, wanted, usual, strict=True):
+                type_ = f"Literal[{value}]" + " | None" * (value == left_out and flag.default is None)
+                parameters[flag.keyword] = (type_, flag.default if value == left_out else ...)
+            count = sum(_is_made(declaration, one, dict(zip(flags, wanted, strict=True))) for one in made)
+            if count > 0:
+                counts.add(count)
+                yield _Overload(parameters, _returned(count))
+    if flags:
+        yield _Overload({}, " | ".join(map(_returned, sorted(counts))))
+
+
+def _is_made(declaration: Declaration, array: Output | Result, wanted: dict[Argument, bool]) -> bool:
+    about = array if isinstance(array, Result) else declaration.about(OutputWanted, array.name)
+    return about is None or wanted[about]
+
+
+def _returned(count: int) -> str:
+    return "A" if count == 1 else f"tuple[{', '.join(['A'] * count)}]"
+
+
 # ---- Documentation ---------------------------------------------------------------------------------------------------
 
 
@@ -202,11 +315,12 @@ def _type(declaration: Declaration, argument: Argument, default: object) -> str:
 
 
 def modules() -> dict[Path, str]:
-    """Return the text of each family's module by its file."""
+    """Return the text of each family's module and of its stub, by their files."""
     found = {}
     for path in sorted(OPS.glob("*/declarations.py")):
         module = import_module(f"transformer_rtc.ops.{path.parent.name}.declarations")
         found[path.with_name("api.py")] = module_text(module.DECLARATIONS, module.TITLE)
+        found[path.with_name("api.pyi")] = stub_text(module.DECLARATIONS, module.TITLE)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional
@@ -16,7 +16,7 @@ __all__ = ["GEGLU", "GELU", "SiLU", "SwiGLU", "is_taken", "of_each"]
 
 _MOST_COLUMNS = 1 << 30
 # torch's words, and the operators'.
-_APPROXIMATE = {"none": None, "tanh": "tanh"}
+_APPROXIMATE: dict[str, Literal["tanh"] | None] = {"none": None, "tanh": "tanh"}
 
 
 def is_taken(x: torch.Tensor) -> bool:

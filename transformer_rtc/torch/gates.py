@@ -74,7 +74,7 @@ _IN_TORCH: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation("silu"): torch.nn.functional.silu,
     Activation("relu_squared"): lambda x: torch.relu(x).square(),
 }
-_GATED = {"gelu": gelu_and_mul, "silu": silu_and_mul}
+_GATED: dict[str, Callable[..., Any]] = {"gelu": gelu_and_mul, "silu": silu_and_mul}
 _PAIRS = (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"))
 _FUNCTIONS = ("act_fn", "activation_fn", "act")
 # Of variables of the forwards below, one of which is given the name of the original's.

@@ -17,6 +17,7 @@ from .scale_mask_softmax import (
     joined,
     masked_softmax,
 )
+from .softmax_module import Causal
 
 __all__ = ["FusedScaleMaskSoftmax", "attention_mask_func"]
 
@@ -159,7 +160,7 @@ class FusedScaleMaskSoftmax(ScaleMaskSoftmax):
                 return masked_softmax(scores, None, sink=sink, out_dtype=dtype)
         return masked_softmax(input, mask, scale=self.scale, causal=causal, window=window, sink=sink, out_dtype=dtype)
 
-    def _causal_mode(self, scores: Any, mask: Any) -> str | None:
+    def _causal_mode(self, scores: Any, mask: Any) -> Causal | None:
         """Return how the mask type limits the keys that a query sees, where there is no window."""
         queries, keys = scores.size(2), scores.size(3)
         if not self._is_causal():

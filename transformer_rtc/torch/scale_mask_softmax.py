@@ -9,6 +9,7 @@ import torch
 
 from ..errors import ArgumentError, shown
 from ..ops.softmax.api import softmax
+from .softmax_module import Causal
 
 __all__ = [
     "AssertedArgumentError",
@@ -128,7 +129,7 @@ def masked_softmax(
     mask: Any,
     *,
     scale: float | None = None,
-    causal: str | None = None,
+    causal: Causal | None = None,
     window: int | None = None,
     sink: Any = None,
     out_dtype: Any = None,

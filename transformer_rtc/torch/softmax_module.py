@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -11,7 +12,10 @@ from ..errors import ArgumentError, shown
 from ..ops.softmax.api import softmax
 from .modules import TAKEN, check_dtype, rows
 
-__all__ = ["Softmax"]
+__all__ = ["Causal", "Softmax"]
+
+# The words that `transformer_rtc.softmax` takes.
+Causal: TypeAlias = Literal["upper_triangular", "aligned"]
 
 
 class Softmax(torch.nn.Softmax):  # type: ignore[misc]
@@ -68,7 +72,7 @@ class Softmax(torch.nn.Softmax):  # type: ignore[misc]
         mask: torch.Tensor | None = None,
         *,
         mask_keeps: bool = False,
-        causal: str | None = None,
+        causal: Causal | None = None,
         window: int | None = None,
         sink: torch.Tensor | None = None,
     ) -> torch.Tensor:

@@ -15,6 +15,7 @@ from .scale_mask_softmax import (
     joined,
     masked_softmax,
 )
+from .softmax_module import Causal
 
 __all__ = ["FusedScaleMaskSoftmax", "attention_mask_func"]
 
@@ -93,7 +94,7 @@ class FusedScaleMaskSoftmax(ScaleMaskSoftmax):
             raise ArgumentError(f"{attn_mask_type} needs a mask, which has the causal part, too; the mask is None")
         if attn_mask_type == "no_mask":
             mask = None
-        causal = None
+        causal: Causal | None = None
         if attn_mask_type in ("causal", "causal_bottom_right"):
             queries, keys = inp.size(2), inp.size(3)
             aligned = attn_mask_type == "causal_bottom_right" or queries == keys
