@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from . import _native as _native
+from . import errors as _errors
 from .errors import SettingsError
 
 # A free-threaded Python turns the GIL on when it imports the native module, and says so; not if its user forbids that.
@@ -18,19 +19,18 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 from .arrays import DeviceArray
 from .device import device_limits
 from .errors import *  # noqa: F403
-from .errors import __all__ as _errors
 from .imports import when_imported as _when_imported
 from .kernel_manager import Event, KernelManager, manager
 from .launch import Kernel, LaunchConfig
 from .operator import operator_of as _operator_of
+from .ops.activation import api as _activations
 from .ops.activation.api import *  # noqa: F403
-from .ops.activation.api import __all__ as _activations
+from .ops.arithmetic import api as _arithmetic
 from .ops.arithmetic.api import *  # noqa: F403
-from .ops.arithmetic.api import __all__ as _arithmetic
+from .ops.norm import api as _norms
 from .ops.norm.api import *  # noqa: F403
-from .ops.norm.api import __all__ as _norms
+from .ops.softmax import api as _softmax
 from .ops.softmax.api import *  # noqa: F403
-from .ops.softmax.api import __all__ as _softmax
 from .select import implementations, using
 from .settings import settings as _settings
 from .simulator import SimulatedDevice
@@ -41,18 +41,21 @@ if TYPE_CHECKING:
     from . import torch as torch
     from .manifest import ManifestEntry
     from .recording import record
+    from .signatures import ArrayLike
     from .warming import WarmupRecord, warmup
 
 freeze = manager.freeze
 # Imported when they are first used: most processes never do.
-_LATER = {"ManifestEntry": "manifest", "record": "recording", "WarmupRecord": "warming", "warmup": "warming"}
+_LATER = {
+    "ArrayLike": "signatures",
+    "ManifestEntry": "manifest",
+    "WarmupRecord": "warming",
+    "record": "recording",
+    "warmup": "warming",
+}
 
 __all__ = [
-    *_activations,
-    *_arithmetic,
-    *_errors,
-    *_norms,
-    *_softmax,
+    "ArrayLike",
     "DeviceArray",
     "Event",
     "Field",
@@ -74,6 +77,12 @@ __all__ = [
     "using",
     "warmup",
 ]
+# One by one: type checkers read no other way to add a module's.
+__all__ += _activations.__all__
+__all__ += _arithmetic.__all__
+__all__ += _errors.__all__
+__all__ += _norms.__all__
+__all__ += _softmax.__all__
 
 
 def _with_torch() -> None:
@@ -85,8 +94,8 @@ def _with_torch() -> None:
 def _with_dynamo() -> None:
     from .torch.tracing import substitute
 
-    functions = (globals()[name] for name in (*_activations, *_arithmetic, *_norms, *_softmax))
-    substitute({one.__name__: one.__globals__[f"_{one.__name__}"] for one in functions})
+    modules = (_activations, _arithmetic, _norms, _softmax)
+    substitute({name: vars(module)[f"_{name}"] for module in modules for name in module.__all__})
 
 
 def _with_dtensor() -> None:
@@ -104,7 +113,7 @@ if _settings.record:
     import_module(".recording", __name__)
 
 
-def __getattr__(name: str) -> object:
+def _later(name: str) -> object:
     if name == "torch":  # a package of its own, and no public name here: a star import must not hide the user's torch
         return import_module(".torch", __name__)
     if name not in _LATER:
@@ -113,5 +122,9 @@ def __getattr__(name: str) -> object:
     return found
 
 
+if not TYPE_CHECKING:  # a type checker would take any name to be there
+    __getattr__ = _later
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, "torch"})
+    return sorted([*__all__, "torch"])

@@ -528,6 +528,6 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
 
 # What a caller only gets, or what is checked where it is used.
 NOT_CALLED = {"DeviceArray", "Event", "ManifestEntry", "WarmupRecord", "Kernel", "KernelSpec", "Field", "manager"}
-NOT_CALLED |= {"__version__", *transformer_rtc.errors.__all__}
+NOT_CALLED |= {"ArrayLike", "__version__", *transformer_rtc.errors.__all__}
 # Parts of the package call these with what they have made.
 OWN = {"KernelManager.get_static", "KernelManager.key"}

@@ -59,7 +59,7 @@ _LATER = {
 _MODULES = ("megatron", "transformer_engine")
 
 
-def __getattr__(name: str) -> object:
+def _later(name: str) -> object:
     if name in _MODULES:
         return import_module(f".{name}", __name__)
     if name not in _LATER:
@@ -68,5 +68,9 @@ def __getattr__(name: str) -> object:
     return found
 
 
+if not TYPE_CHECKING:  # a type checker would take any name to be there
+    __getattr__ = _later
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, *_MODULES})
+    return sorted([*__all__, *_MODULES])
