@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn import functional
@@ -63,6 +63,10 @@ class GELU(torch.nn.GELU):  # type: ignore[misc]
             return functional.gelu(input, approximate=self.approximate)
         return of_each(gelu, input, approximate=_APPROXIMATE[self.approximate])
 
+    if TYPE_CHECKING:  # torch says that it returns Any
+
+        def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
+
 
 class SiLU(torch.nn.SiLU):  # type: ignore[misc]
     """`torch.nn.SiLU` by `transformer_rtc.silu`. What `GELU` says of types and strides holds.
@@ -78,6 +82,10 @@ class SiLU(torch.nn.SiLU):  # type: ignore[misc]
         if not is_taken(input) or self.inplace:
             return functional.silu(input, inplace=self.inplace)
         return of_each(silu, input)
+
+    if TYPE_CHECKING:  # torch says that it returns Any
+
+        def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
 
 
 class SwiGLU(torch.nn.Module):  # type: ignore[misc]
@@ -112,6 +120,10 @@ class SwiGLU(torch.nn.Module):  # type: ignore[misc]
         """
         return silu_and_mul(_rows(x), None if up is None else _rows(up))
 
+    if TYPE_CHECKING:  # torch says that it returns Any
+
+        def __call__(self, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor: ...
+
 
 class GEGLU(torch.nn.Module):  # type: ignore[misc]
     """``y = gelu(x) * up`` by `transformer_rtc.gelu_and_mul`; otherwise as `SwiGLU`.
@@ -140,6 +152,10 @@ class GEGLU(torch.nn.Module):  # type: ignore[misc]
         """Return y. Arguments are those of `SwiGLU`."""
         approximate = _APPROXIMATE[self.approximate]
         return gelu_and_mul(_rows(x), None if up is None else _rows(up), approximate=approximate)
+
+    if TYPE_CHECKING:  # torch says that it returns Any
+
+        def __call__(self, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

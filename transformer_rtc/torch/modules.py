@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -247,6 +247,10 @@ class RMSNorm(Norm, torch.nn.RMSNorm):  # type: ignore[misc]
         )
         return y if shape is None else y.view(shape)
 
+    if TYPE_CHECKING:  # torch says that it returns Any
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
     def _in_torch(self, x: torch.Tensor) -> torch.Tensor:
         y = functional.rms_norm(x, self.normalized_shape, self._offset_weight(), self.eps)
         return y if self.out_dtype is None else y.to(self.out_dtype)
@@ -324,6 +328,10 @@ class LayerNorm(Norm, torch.nn.LayerNorm):  # type: ignore[misc]
             sm_margin=self.sm_margin,
         )
         return y if shape is None else y.view(shape)
+
+    if TYPE_CHECKING:  # torch says that it returns Any
+
+        def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
 
     def _in_torch(self, x: torch.Tensor) -> torch.Tensor:
         y = functional.layer_norm(x, self.normalized_shape, self._offset_weight(), self.bias, self.eps)

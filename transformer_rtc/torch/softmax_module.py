@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -120,3 +120,16 @@ class Softmax(torch.nn.Softmax):  # type: ignore[misc]
             out_dtype=self.out_dtype,
         )
         return y.movedim(-1, dim) if moved else y
+
+    if TYPE_CHECKING:  # torch says that it returns Any
+
+        def __call__(
+            self,
+            input: torch.Tensor,
+            mask: torch.Tensor | None = None,
+            *,
+            mask_keeps: bool = False,
+            causal: Causal | None = None,
+            window: int | None = None,
+            sink: torch.Tensor | None = None,
+        ) -> torch.Tensor: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -99,6 +99,12 @@ class AddRMSNorm(AddNorm, RMSNorm):
         )
         return (y, s) if shape is None else (y.view(shape), s.view(shape))
 
+    if TYPE_CHECKING:  # torch says that it returns Any
+
+        def __call__(
+            self, x: torch.Tensor, residual: torch.Tensor | None = None
+        ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
 
 class AddLayerNorm(AddNorm, LayerNorm):
     """Adds a residual, then normalises: ``s = x + residual``, ``y = layer_norm(s)``.
@@ -155,3 +161,9 @@ class AddLayerNorm(AddNorm, LayerNorm):
             sm_margin=self.sm_margin,
         )
         return (y, s) if shape is None else (y.view(shape), s.view(shape))
+
+    if TYPE_CHECKING:  # torch says that it returns Any
+
+        def __call__(
+            self, x: torch.Tensor, residual: torch.Tensor | None = None
+        ) -> tuple[torch.Tensor, torch.Tensor]: ...
