@@ -4,7 +4,15 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from . import _native as _native
+try:
+    from . import _native as _native
+except ImportError as error:
+    if error.name != __name__:  # the module is there and cannot be loaded, and the error says why
+        raise
+    # As in a clone where nothing is built. Python's own words are of a circular import.
+    raise ImportError(
+        "transformer_rtc is not installed: run pip install -e '.[cu12]' in the clone", name=__name__, path=__file__
+    ) from None
 from . import errors as _errors
 from .errors import SettingsError
 

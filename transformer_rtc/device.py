@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from . import _native
 from .checks import is_integer
-from .errors import ArgumentError, shown
+from .errors import ArgumentError, DeviceNotFoundError, shown
 from .launch import Kernel
 from .simulator import SimulatedDevice
 from .spec import ARCHITECTURES, DeviceLimits, Params, Target
 from .tuning import Tuning, tuning_of
 
-__all__ = ["Device", "DeviceLike", "Gpu", "SimulatedGpu", "device_limits", "device_of", "is_simulated"]
+__all__ = [
+    "Device",
+    "DeviceLike",
+    "Gpu",
+    "SimulatedGpu",
+    "device_limits",
+    "device_of",
+    "is_simulated",
+    "is_too_old",
+    "too_old",
+]
 
 # CUdevice_attribute of the CUDA driver API.
 _MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_PER_CTA, _CLUSTERS = 16, 75, 76, 97, 120
 _PORTABLE_CLUSTER = 8
+# Of the compute capability, as of an architecture: what an older one lacks, kernels have as instructions.
+_OLDEST = 80
 
 
 class Device:
@@ -83,7 +95,10 @@ class Gpu(Device):
 
     @property
     def limits(self) -> DeviceLimits:
-        return device_limits(self.given)
+        found = device_limits(self.given)
+        if is_too_old(found):
+            raise DeviceNotFoundError(f"{self.name} ({self.product}) {too_old(found)}")
+        return found
 
     @property
     def target(self) -> Target:
@@ -170,6 +185,19 @@ def _check_ordinal(device: object) -> None:
     """Refuse what is no ordinal of a GPU."""
     if not is_integer(device, 0, 2**31 - 1):
         raise ArgumentError(f"device is {shown(device)}; it takes the ordinal of a GPU, from 0 on")
+
+
+def is_too_old(limits: DeviceLimits) -> bool:
+    """Whether no kernel of the package runs on a GPU."""
+    return limits.architecture < _OLDEST
+
+
+def too_old(limits: DeviceLimits) -> str:
+    """Return what a message says of such a GPU."""
+    return (
+        f"has compute capability {limits.architecture / 10:.1f}; transformer_rtc needs {_OLDEST / 10:.1f} or newer, "
+        f"such as A100, L4, H100 and RTX 30 have"
+    )
 
 
 def device_limits(device: int) -> DeviceLimits:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "AllocationError",
     "ArgumentError",
@@ -28,6 +30,17 @@ def shown(value: object) -> str:
     except Exception:  # another package's, as of a tensor whose stream is being captured
         return f"a {type(value).__qualname__}"
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return what a message adds of the name that was probably meant; empty where none is like it.
+
+    A prefix that all of them have is none of the likeness.
+    """
+    from difflib import get_close_matches  # only for a mistake
+
+    found = get_close_matches(name.removeprefix(prefix), [one.removeprefix(prefix) for one in names], 1)
+    return f"; did you mean {prefix}{found[0]}?" if found else ""
 
 
 class TransformerRtcError(Exception):

@@ -10,9 +10,10 @@ from typing import Any
 
 from . import _native, compiler, manifest, static
 from .companion import MANIFEST
-from .device import device_limits
+from .device import device_limits, is_too_old, too_old
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError
 from .kernel_manager import manager
+from .settings import settings, unknown_lines
 from .simulator import toolchain
 from .spec import ARCHITECTURES, Target
 from .version import __version__
@@ -23,9 +24,9 @@ __all__ = ["gather", "lines"]
 
 def gather() -> dict[str, Any]:
     """Return what was found, of JSON's types; ``"missing"`` is what keeps kernels from running, or from being kept."""
-    missing: list[str] = []
-    notes: list[str] = []
-    driver = _driver(missing)
+    missing = [f"a setting that is accepted: {problem}" for problem in settings.problems]
+    notes = unknown_lines(settings)
+    driver = _driver(missing, notes)
     nvrtc = _nvrtc(missing, notes, driver.get("cuda"))
     bindings = compiler.versions().get("cuda_bindings")
     try:
@@ -52,13 +53,16 @@ def gather() -> dict[str, Any]:
     }
 
 
-def _driver(missing: list[str]) -> dict[str, Any]:
+def _driver(missing: list[str], notes: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"devices": []}
     try:
         version = _native.driver_version()
         found["cuda"] = f"{version // 1000}.{version % 1000 // 10}"
+        old: list[str] = []
         for ordinal in range(_native.device_count()):
             limits = device_limits(ordinal)
+            if is_too_old(limits):
+                old.append(f"cuda:{ordinal} {too_old(limits)}")
             found["devices"].append(
                 {
                     "name": _native.device_name(ordinal),
@@ -71,6 +75,10 @@ def _driver(missing: list[str]) -> dict[str, Any]:
         if not found["devices"]:
             found["error"] = "the driver shows no GPU"
             missing.append("a GPU: the driver shows none; look at nvidia-smi and at CUDA_VISIBLE_DEVICES")
+        elif len(old) == len(found["devices"]):
+            missing.append(f"a GPU that is new enough: {'; '.join(old)}")
+        else:
+            notes += old
     except DeviceNotFoundError as error:
         found["error"] = str(error)
         missing.append(
@@ -165,7 +173,7 @@ def lines(found: dict[str, Any]) -> list[str]:
                 + (f"clusters of up to {largest}" if largest > 1 else "no clusters"),
             )
         )
-    if "error" in driver:
+    if "error" in driver and not any(driver["error"] in what for what in found["missing"]):
         told.append(("driver", driver["error"]))
     told.append(("bindings", f"cuda-bindings {found['bindings']}" if found["bindings"] else "none"))
     told.append(("NVRTC", nvrtc.get("used") or nvrtc["error"]))

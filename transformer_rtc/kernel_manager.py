@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from . import compiler, sources, usage
+from . import compiler, log, sources, usage
 from .cache import DiskCache, digest
 from .checks import check_integer, check_type, is_integer
 from .device import DeviceLike, device_of
@@ -183,6 +182,8 @@ class KernelManager:
             If it cannot be loaded.
         ArgumentError
             If an argument is not as described.
+        SettingsError
+            If an environment variable has a value that it does not take.
         """
         check_type(spec, KernelSpec, "spec")
         return self._load(spec, spec.symbol, spec.params, device, lambda target: self.image(spec, target))
@@ -404,6 +405,7 @@ class KernelManager:
         before_compile: Callable[[Target], None],
         tell: Callable[[Event], None] | None = None,
     ) -> Image:
+        self._settings.check()
         found, key = self._read(spec, target)
         if found is not None:
             return found
@@ -423,9 +425,8 @@ class KernelManager:
             before_compile(target)
             program = spec.program
             start = time.perf_counter()
-            compiled = toolchain.compile(
-                spec.symbol, program, sources.included(program), spec.options, target, self._settings.log >= 2
-            )
+            report = log.is_read(log.DEBUG, self._settings.log >= 2)
+            compiled = toolchain.compile(spec.symbol, program, sources.included(program), spec.options, target, report)
             elapsed = (time.perf_counter() - start) * 1e3
             # Filed under what really compiled it, which may not be what the environment promised.
             self.cache.put(
@@ -440,8 +441,8 @@ class KernelManager:
                     "source": self.key(spec, target, ""),
                 },
             )
-        if self._settings.log >= 2:
-            print(f"{program}\n{compiled.log}", file=sys.stderr)
+        if report:
+            log.tell(log.DEBUG, f"{spec.symbol}\n{program}\n{compiled.log}", self._settings.log >= 2)
         (tell or self._tell)(Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler"))
         return Image(compiled.image, compiled.kind, "compiler")
 
@@ -451,6 +452,7 @@ class KernelManager:
         on = device_of(device)
 
         def make() -> Kernel:
+            self._settings.check()
             target = on.target
             data, kind, origin = image(target)
             if kind == "ptx" and not self._settings.force_static:
@@ -475,12 +477,9 @@ class KernelManager:
 
     def _tell(self, event: Event, where: str = "") -> None:
         self.counts[event.kind] += 1
-        if self._settings.log:
-            print(
-                f"transformer_rtc: {event.kind} {event.symbol} {where or event.target} {event.milliseconds:.2f} ms, "
-                f"{event.size} bytes from {event.origin}",
-                file=sys.stderr,
-            )
+        if log.is_read(log.INFO, self._settings.log >= 1):
+            what = f"{event.kind} {event.symbol} {where or event.target} {event.milliseconds:.2f} ms"
+            log.tell(log.INFO, f"{what}, {event.size} bytes from {event.origin}", self._settings.log >= 1)
         for callback in tuple(self._callbacks):
             callback(event)
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from . import _native, compiler, static
 from .arrays import HOST
 from .declaration import declarations
-from .device import Device, device_limits, device_of, is_simulated
+from .device import Device, device_of, is_simulated
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -54,7 +54,10 @@ def device_for(implementation: int, ordinal: int, argument: str) -> Device:
     ------
     ArgumentError
         If the simulator is chosen for arrays of a GPU.
+    SettingsError
+        If an environment variable has a value that it does not take.
     """
+    settings.check()
     if implementation < _SIMULATOR:
         return device_of(ordinal)
     if ordinal != HOST:
@@ -82,8 +85,11 @@ def simulating_on_host() -> contextlib.AbstractContextManager[None] | None:
     ------
     DeviceNotFoundError
         If there is no GPU and nothing that stands in for one.
+    SettingsError
+        If an environment variable has a value that it does not take.
     """
     global _told
+    settings.check()
     if chosen.get() >= _SIMULATOR:
         return contextlib.nullcontext()
     try:
@@ -131,12 +137,15 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
     ArgumentError
         If `op` is no operator of this package.
     DeviceNotFoundError
-        If there is no such device.
+        If there is no such device, or it is too old.
+    SettingsError
+        If an environment variable has a value that it does not take.
     """
     name = getattr(op, "__name__", None)
     declaration = declarations().get(name) if isinstance(name, str) else None
     if declaration is None:
         raise ArgumentError(f"op is {shown(op)}; it takes {', '.join(declarations())} of transformer_rtc")
+    settings.check()
     from .simulator import toolchain
 
     simulator = []
@@ -145,7 +154,7 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
             toolchain.compiler_identity()
             simulator.append("simulator")
     try:
-        architecture = device_limits(device).architecture
+        architecture = device_of(device).limits.architecture
     except DeviceNotFoundError:
         if device == 0 and simulator:
             return simulator
@@ -175,13 +184,14 @@ def using(implementation: str | SimulatedDevice) -> Iterator[None]:
     ArgumentError
         If there is no such implementation.
     SettingsError
-        If the environment forces another one.
+        If the environment forces another one, or a variable of it has a value that it does not take.
     """
     named = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
     if not named and not is_simulated(implementation):
         raise ArgumentError(
             f"implementation is {shown(implementation)}; it takes {', '.join(IMPLEMENTATIONS)} or a SimulatedDevice"
         )
+    settings.check()
     if settings.force_static and implementation != "static":
         raise SettingsError(f"using({implementation!r}) contradicts TRANSFORMER_RTC_FORCE_STATIC=1")
     if not isinstance(implementation, str):

@@ -1,15 +1,31 @@
-"""The environment variables, read once into one frozen value."""
+"""The environment variables, read once into one frozen value.
+
+Importing the package refuses none of them: `Settings.check` does, where a setting is first needed.
+"""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import SettingsError
+from .errors import SettingsError, nearest
+
+__all__ = ["Settings", "parse_bytes", "read", "settings", "unknown_lines"]
 
 _ON_COMPILE = ("allow", "warn", "error")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_PREFIX = "TRANSFORMER_RTC_"
+_NAMES = frozenset(
+    _PREFIX + name
+    for name in (
+        "CACHE_DIR", "CACHE_SIZE", "COMPANION", "FORCE_STATIC", "LOG", "ON_COMPILE", "READ_ONLY_CACHE_DIR", "RECORD",
+        "SIMULATE", "TUNING",
+    )
+)  # fmt: skip
+
+_warned = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,10 @@ class Settings:
         ``TRANSFORMER_RTC_TUNING``: a tuning file; ``"off"``: none is read; empty: the device's, beside the disk cache.
     companion : bool
         ``TRANSFORMER_RTC_COMPANION``: ``off``: the companion wheel's kernels are not used, although it is installed.
+    problems : tuple of str
+        What is wrong with variables, which have their defaults instead.
+    unknown : tuple of str
+        Variables that begin as these do, and are none of them.
     """
 
     force_static: bool
@@ -51,6 +71,29 @@ class Settings:
     record: str | None
     tuning: str = ""
     companion: bool = True
+    problems: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse variables that are wrong, and warn once in a process of those that are unknown.
+
+        Raises
+        ------
+        SettingsError
+            If a variable has a value that it does not take.
+        """
+        global _warned
+        if self.problems:
+            raise SettingsError("; ".join(self.problems))
+        if self.unknown and not _warned:
+            _warned = True
+            for line in unknown_lines(self):
+                warnings.warn(f"transformer_rtc: {line}", RuntimeWarning, stacklevel=3)
+
+
+def unknown_lines(of: Settings) -> list[str]:
+    """Return what is said of each variable that begins as ours do and is none of them."""
+    return [f"{name} is no variable of transformer_rtc{nearest(name, _NAMES, _PREFIX)}" for name in of.unknown]
 
 
 def parse_bytes(text: str) -> int | None:
@@ -71,23 +114,23 @@ def _default_cache_dir(environment: Mapping[str, str]) -> str:
 
 
 def read(environment: Mapping[str, str]) -> Settings:
-    """Read the settings from an environment.
-
-    Raises
-    ------
-    SettingsError
-        If a variable has a value that it does not take.
-    """
+    """Read the settings from an environment. What a variable does not take is among the problems."""
+    problems: list[str] = []
 
     def choice(name: str, accepted: tuple[str, ...]) -> str:
         value = environment.get(name, "") or accepted[0]
-        if value not in accepted:
-            raise SettingsError(f"{name} is {value!r}; it takes {', '.join(accepted)}")
-        return value
+        if value in accepted:
+            return value
+        problems.append(f"{name} is {value!r}; it takes {', '.join(accepted)}")
+        return accepted[0]
 
     def path(name: str) -> str | None:
         # Absolute: what was meant does not change with the current folder.
-        return os.path.abspath(os.path.expanduser(environment[name])) if environment.get(name) else None
+        try:
+            return os.path.abspath(os.path.expanduser(environment[name])) if environment.get(name) else None
+        except FileNotFoundError:
+            problems.append(f"{name} is {environment[name]!r}, and there is no current folder any more")
+            return None
 
     cache_dir = path("TRANSFORMER_RTC_CACHE_DIR")
     if "TRANSFORMER_RTC_CACHE_DIR" not in environment:
@@ -95,11 +138,12 @@ def read(environment: Mapping[str, str]) -> Settings:
     size = environment.get("TRANSFORMER_RTC_CACHE_SIZE") or "1G"
     cache_bytes = parse_bytes(size)
     if cache_bytes is None:
-        raise SettingsError(f"TRANSFORMER_RTC_CACHE_SIZE is {size!r}; it takes bytes, such as 1G, 500M, 0 for no limit")
+        problems.append(f"TRANSFORMER_RTC_CACHE_SIZE is {size!r}; it takes bytes, such as 1G, 500M, 0 for no limit")
+        cache_bytes = 2**30
     force_static = choice("TRANSFORMER_RTC_FORCE_STATIC", ("0", "1")) == "1"
     simulate = choice("TRANSFORMER_RTC_SIMULATE", ("0", "1", "checked"))
     if force_static and simulate != "0":
-        raise SettingsError(f"TRANSFORMER_RTC_SIMULATE={simulate} contradicts TRANSFORMER_RTC_FORCE_STATIC=1")
+        problems.append(f"TRANSFORMER_RTC_SIMULATE={simulate} contradicts TRANSFORMER_RTC_FORCE_STATIC=1")
     return Settings(
         force_static=force_static,
         simulate="" if simulate == "0" else simulate,
@@ -111,6 +155,8 @@ def read(environment: Mapping[str, str]) -> Settings:
         record=path("TRANSFORMER_RTC_RECORD"),
         tuning="off" if environment.get("TRANSFORMER_RTC_TUNING") == "off" else path("TRANSFORMER_RTC_TUNING") or "",
         companion=choice("TRANSFORMER_RTC_COMPANION", ("on", "off")) == "on",
+        problems=tuple(problems),
+        unknown=tuple(sorted(name for name in environment if name.startswith(_PREFIX) and name not in _NAMES)),
     )
 
 

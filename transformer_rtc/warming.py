@@ -16,11 +16,12 @@ from .arrays import dtype_id
 from .checks import check_flag, is_integer, path_of
 from .declaration import Declaration, check_request, columns_of, declaration_of, declarations, operator_names
 from .device import device_of
-from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
+from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, nearest, shown
 from .kernel_manager import KernelManager, manager
 from .manifest import ManifestEntry, line
 from .progress import shown as progress_shown
 from .request import Asked, Request
+from .settings import settings
 from .spec import ARCHITECTURES, DTYPES, DeviceLimits, DType, KernelSpec, Target, TextSpec
 from .tuning import EMPTY, Tuning, config_of
 from .tuning import read as read_tuning
@@ -186,7 +187,8 @@ def _requests(
     for operator in functions:
         name = operator if isinstance(operator, str) else getattr(operator, "__name__", None)
         if not isinstance(name, str) or name not in public:
-            raise ArgumentError(f"operators has {shown(operator)}; it takes {', '.join(public)}")
+            meant = nearest(name, public) if isinstance(name, str) else ""
+            raise ArgumentError(f"operators has {shown(operator)}; it takes {', '.join(public)}{meant}")
         if not kinds or not sizes:
             raise ArgumentError(f"{name} needs dtypes and hidden_sizes, such as 'bfloat16' and 4096")
         own = public[name].operator
@@ -306,6 +308,8 @@ def warmup(
         If an argument is not as described, or a call could not be made so; before anything is compiled.
     DeviceNotFoundError, DriverError
         If there is no GPU and no architecture is named.
+    SettingsError
+        If an environment variable has a value that it does not take.
     """
     if threads is not None and not is_integer(threads, 1, 2**31 - 1):
         raise ArgumentError(f"threads is {shown(threads)}; it takes a positive integer, or None")
@@ -319,6 +323,7 @@ def warmup(
     entries += _entries(manifest)
     if not entries:
         raise ArgumentError("there is nothing to warm up: give operators, dtypes and hidden_sizes, or a manifest")
+    settings.check()
     targets = _targets(architectures, None if tuning is None else read_tuning(path_of(tuning, "tuning")))
     tasks = dict.fromkeys(
         (spec, limits.architecture)

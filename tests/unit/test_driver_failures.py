@@ -117,3 +117,25 @@ def test_a_call_of_the_driver_that_fails_is_told_of_and_leaves_nothing(work, num
     assert {name for name, error in told if error == "None"} <= NOT_TOLD
     assert {name for name, error in told if error != "None"} >= CALLS[work]
     assert all(error == "None" or "fake" in error for _, error in told)  # the driver's own text
+
+
+def test_a_gpu_that_is_too_old_is_refused_before_anything_is_compiled(fake_driver):
+    told = fake_driver(
+        """
+        from transformer_rtc import device
+        limits_of = t.device_limits
+        device.device_limits = lambda ordinal: limits_of(ordinal)._replace(architecture=75)
+        x = array(4, 64)
+        calls = lambda: t.rms_norm(x), mine, lambda: t.warmup("rms_norm", "float32", 64)
+        for call in (*calls, lambda: t.manager.is_compiled(t.TextSpec("", "x"), 0)):
+            print(told_by(call))
+        with t.using("static"):
+            print(told_by(lambda: t.rms_norm(x)))
+        print(t.implementations(t.rms_norm), dict(t.manager.counts))
+        """
+    )
+    why = (
+        "DeviceNotFoundError cuda:0 (fake) has compute capability 7.5; transformer_rtc needs 8.0 or newer, such as "
+        "A100, L4, H100 and RTX 30 have"
+    )
+    assert [line.partition(". Without a GPU")[0] for line in told] == [why] * 5 + ["['simulator'] {}"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pickle
+import sys
 import threading
 import time
 import warnings
 
 import pytest
+from processes import output
 from stubs import WAIT, Compiler, FakeKernel, in_threads, without_gpu
 
 from transformer_rtc import static
@@ -360,6 +363,32 @@ def test_a_log_is_what_was_asked_for_and_changes_no_key(make, compiler, capsys):
     make(log=1).get(THIRD, 0)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and "compile third sm_90" in lines[0] and "load third cuda:0" in lines[1]
+
+
+def test_a_program_that_reads_records_gets_them_and_stderr_has_each_line_once(make, compiler, capsys, caplog):
+    with caplog.at_level("INFO", "transformer_rtc"):
+        make().get(FIRST, 0)
+    assert [(one.name, one.levelname, one.getMessage().split()[:2]) for one in caplog.records] == [
+        ("transformer_rtc", "INFO", ["compile", "first"]), ("transformer_rtc", "INFO", ["load", "first"]),
+    ]  # fmt: skip
+    assert compiler.calls[0][2] == () and capsys.readouterr() == ("", "")
+    logger, handler = logging.getLogger("transformer_rtc"), logging.StreamHandler(sys.stderr)
+    logger.addHandler(handler)
+    try:
+        make(log=1).get(SECOND, 0)  # the handler is there, and no level asks for such records
+        with caplog.at_level("DEBUG", "transformer_rtc"):
+            make(log=1).get(THIRD, 0)
+    finally:
+        logger.removeHandler(handler)
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("compile second" in line for line in lines) == sum("compile third" in line for line in lines) == 1
+    assert compiler.calls[2][2] == (REPORT,) and THIRD.program in caplog.text
+
+
+def test_no_process_imports_logging_for_want_of_a_reader():
+    # numpy may have imported it.
+    script = "import sys, numpy; had = 'logging' in sys.modules; import transformer_rtc; print(had)"
+    assert output(script + "; assert had or 'logging' not in sys.modules") in ("True", "False")
 
 
 def test_without_a_compiler_what_any_compiler_made_is_served(make, compiler, tmp_path):

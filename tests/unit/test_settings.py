@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import pytest
+from processes import CALLS, output, run
 
+from transformer_rtc import settings as module
 from transformer_rtc.errors import SettingsError
 from transformer_rtc.settings import Settings, read
 
@@ -20,7 +23,62 @@ from transformer_rtc.settings import Settings, read
 )
 def test_a_malformed_variable_is_an_error_that_names_it_and_what_it_takes(name, value, accepted):
     with pytest.raises(SettingsError, match=f"TRANSFORMER_RTC_{name} is '{value}'; it takes {accepted}"):
-        read({f"TRANSFORMER_RTC_{name}": value})
+        read({f"TRANSFORMER_RTC_{name}": value}).check()
+
+
+def test_all_that_is_wrong_is_told_at_once_and_has_its_default():
+    found = read({"TRANSFORMER_RTC_LOG": "3", "TRANSFORMER_RTC_CACHE_SIZE": "big", "TRANSFORMER_RTC_SIMULATE": "1"})
+    assert (found.log, found.cache_bytes, found.simulate) == (0, 2**30, "1")
+    with pytest.raises(SettingsError, match=r"CACHE_SIZE is 'big'; .*; TRANSFORMER_RTC_LOG is '3'"):
+        found.check()
+
+
+def test_a_relative_folder_is_a_problem_where_there_is_no_current_folder(monkeypatch):
+    def missing():
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "getcwd", missing)
+    found = read({"TRANSFORMER_RTC_CACHE_DIR": "here"})
+    assert found.cache_dir is None and found.problems == (
+        "TRANSFORMER_RTC_CACHE_DIR is 'here', and there is no current folder any more",
+    )
+
+
+def test_a_misspelt_variable_is_warned_of_once_with_the_nearest_of_ours(monkeypatch):
+    monkeypatch.setattr(module, "_warned", False)
+    given = read({"TRANSFORMER_RTC_CACHEDIR": "/x", "TRANSFORMER_RTC_QQ": "1", "TRANSFORMER_RTC_LOG": "1"})
+    with pytest.warns(RuntimeWarning) as caught:
+        given.check()
+    assert [str(one.message) for one in caught] == [
+        "transformer_rtc: TRANSFORMER_RTC_CACHEDIR is no variable of transformer_rtc; "
+        "did you mean TRANSFORMER_RTC_CACHE_DIR?",
+        "transformer_rtc: TRANSFORMER_RTC_QQ is no variable of transformer_rtc",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given.check()
+
+
+def test_a_bad_variable_kills_no_import_and_each_use_is_refused(tmp_path):
+    calls = (
+        "lambda: t.rms_norm(host)", "lambda: t.using('simulator').__enter__()", "lambda: t.implementations(t.rms_norm)",
+        "lambda: t.warmup('rms_norm', 'float32', 64, architectures='sm_90')",
+        "lambda: t.manager.image(t.TextSpec('extern \"C\" __global__ void mine() {}', 'mine'), 90)",
+    )  # fmt: skip
+    script = f"{CALLS}\nfor call in ({', '.join(calls)}): print(told_by(call))"
+    told = output(script, LOG="loud", CACHE_DIR=str(tmp_path)).splitlines()
+    assert told == ["SettingsError TRANSFORMER_RTC_LOG is 'loud'; it takes 0, 1, 2"] * len(calls)
+
+
+def test_info_tells_of_bad_and_misspelt_variables_and_goes_on(tmp_path):
+    script = "from transformer_rtc.cli import main; print(main(['info']))"
+    done = run(script, ON_COMPILE="never", ONCOMPILE="1", CACHE_DIR=str(tmp_path))
+    told = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines()[:-1]]
+    assert "a setting that is accepted: TRANSFORMER_RTC_ON_COMPILE is 'never'; it takes allow, warn, error" in told
+    assert (
+        "TRANSFORMER_RTC_ONCOMPILE is no variable of transformer_rtc; did you mean TRANSFORMER_RTC_ON_COMPILE?" in told
+    )
+    assert done.stdout.splitlines()[-1] == "1" and "disk cache" in done.stdout and done.stderr == ""
 
 
 def test_variables_are_read():
@@ -37,7 +95,7 @@ def test_variables_are_read():
     for value, simulate in {"": "", "0": "", "1": "1", "checked": "checked"}.items():
         assert read({"TRANSFORMER_RTC_SIMULATE": value}).simulate == simulate
     with pytest.raises(SettingsError, match="SIMULATE=1 contradicts TRANSFORMER_RTC_FORCE_STATIC=1"):
-        read({"TRANSFORMER_RTC_SIMULATE": "1", "TRANSFORMER_RTC_FORCE_STATIC": "1"})
+        read({"TRANSFORMER_RTC_SIMULATE": "1", "TRANSFORMER_RTC_FORCE_STATIC": "1"}).check()
 
 
 def test_folders_are_absolute_and_never_below_the_current_folder_for_want_of_a_home(monkeypatch):
