@@ -6,7 +6,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["shown"]
+__all__ = ["has_bar", "shown"]
+
+
+def has_bar() -> bool:
+    """Whether `shown` shows a bar."""
+    try:
+        import tqdm  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def shown(unit: str, line: Callable[[Any], str]) -> Callable[[Any, int, int], None]:

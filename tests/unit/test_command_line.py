@@ -20,7 +20,7 @@ from transformer_rtc import archive, cli, compiler, demo, info, operator, warmin
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.companion import Companion
 from transformer_rtc.compiler import Compiled
-from transformer_rtc.errors import CompilerNotFoundError, DriverError, DriverNotFoundError
+from transformer_rtc.errors import ArgumentError, CompilerNotFoundError, DriverError, DriverNotFoundError
 from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.manifest import line, parse
 from transformer_rtc.request import Asked
@@ -102,6 +102,8 @@ def test_every_command_has_help_and_its_examples_are_commands(command, run):
 def test_arguments_that_are_none_exit_with_2(arguments, run):
     code, told, error = run(*arguments)
     assert code == 2 and told == "" and "usage: transformer-rtc" in error
+    code, told, nothing = run(*arguments, "--json")
+    assert code == 2 and json.loads(told)["error"] in error and nothing == ""
 
 
 def test_the_version_and_the_two_names_of_the_command(run):
@@ -132,6 +134,9 @@ def test_the_demo_compiles_runs_and_checks(run, document, monkeypatch, without_d
 def test_list_and_show(cache, run, document):
     code, told, _ = run("cache", "list")
     assert code == 0 and told.count("cubin by nvrtc 1") == 3 and "3 entries" in told
+    header, first, *_ = told.splitlines()
+    assert header.split() == ["size", "last", "used", "entry", "what", "it", "is"]
+    assert re.match(r" *\d+ bytes  \d{4}-\d\d-\d\d  kernel0\.sm_90\.\w+  cubin by nvrtc 1$", first)
     damage(cache.path("kernel1.sm_90", KEYS[1]))
     entries = document("cache", "list")[1]["entries"]
     found = [(entry["symbol"], entry["damaged"]) for entry in entries]
@@ -224,8 +229,33 @@ def test_a_warm_up_that_keeps_nothing_or_fails_exits_with_1_and_says_why(warm):
 
     code, told, error = warm(*WARM, folder=None)
     assert code == 1 and "compiled" in told and "could not be kept" in error
+    code, told, nothing = warm(*WARM, "--json", folder=None)
+    assert code == 1 and json.loads(told)["kept"] is False and "could not be kept" in json.loads(told)["error"]
+    assert nothing == ""
     code, told, _ = warm(*WARM, identity=missing)
     assert code == 1 and "failed" in told and "there is no NVRTC" in told
+
+
+@pytest.mark.parametrize(("short", "name"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
+def test_short_names_of_data_types_are_those_of_the_command_line(short, name, warm):
+    command = ("rms_norm", "--architecture", "sm_90", "--hidden", "64", "--dtype")
+    found = json.loads(warm(*command, short, "--argument", f"weight={short}", "--json")[1])
+    assert found["compiled"] == 2
+    assert json.loads(warm(*command, name, "--argument", f"weight={name}", "--json")[1])["cached"] == 2
+    with pytest.raises(ArgumentError, match=f"dtypes has '{short}'"):
+        warming.warmup("rms_norm", short, 64, architectures="sm_90")
+
+
+@pytest.mark.parametrize("has_bar", [True, False])
+def test_a_warm_up_has_a_table_with_a_header_and_prints_nothing_twice(has_bar, warm, run, monkeypatch, tmp_path):
+    warm(*WARM)  # which sets the manager
+    bar = types.SimpleNamespace(update=lambda: None, close=lambda: None)
+    monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=lambda **_: bar) if has_bar else None)
+    code, told, error = run("warmup", *WARM)
+    lines = told.splitlines()
+    assert code == 0 and lines[0].split() == ["status", "time", "for", "kernel"] and error == ""
+    assert all(re.match(r"cached +[\d.]+ ms  sm_90   rms_norm_forward_f16_", line) for line in lines[1:-1])
+    assert len(lines) == len({*lines}) == 4 and lines[-1] == "0 compiled, 2 cached, 0 failed"
 
 
 # ---- compile --------------------------------------------------------------------------------------------------------
@@ -242,6 +272,8 @@ def test_a_kernel_of_ones_own_is_compiled_and_described(run, tmp_path):
     assert output.read_bytes().startswith(b"\x7fELF") and found["bytes"] == output.stat().st_size
     code, told, _ = run(*arguments, "--architecture", "sm_200")
     assert code == 0 and re.search(r"^kind +ptx$", told, re.MULTILINE) and "registers" not in told
+    assert re.search(r"^size +\d+ bytes$", told, re.MULTILINE)
+    assert re.search(r"^compile time +[\d.]+ ms$", told, re.MULTILINE)
 
 
 # ---- Refusals -------------------------------------------------------------------------------------------------------
@@ -249,41 +281,82 @@ def test_a_kernel_of_ones_own_is_compiled_and_described(run, tmp_path):
 COMPILE = ("compile", "scale.cu", "--architecture", "sm_90", "--symbol", "scale")
 
 
-def refused(run: Run, *arguments: str) -> str:
-    code, told, error = run(*arguments)
-    assert (code, told) == (1, "") and error.startswith("transformer-rtc: ")
+def refused(run: Run, *arguments: str, code: int = 1) -> str:
+    """Return what a command says that exits with this; with --json it says the same in a document, and nothing else."""
+    exited, told, error = run(*arguments)
+    assert (exited, told) == (code, "") and error.startswith("transformer-rtc: ")
+    exited, told, nothing = run(*arguments, "--json")
+    found = json.loads(told)
+    assert (exited, nothing) == (code, "") and found.keys() == {"error", "type"}
+    assert re.sub(r"0x\w+", "", f"transformer-rtc: {found['error']}\n") == re.sub(r"0x\w+", "", error)
     return error
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "code", "told"),
     [
         *(
-            (("cache", *action), "TRANSFORMER_RTC_CACHE_DIR is empty")
+            (("cache", *action), 1, "TRANSFORMER_RTC_CACHE_DIR is empty")
             for action in (["list"], ["pack", "x"], ["prune"])
         ),
-        (("warmup",), "there is nothing to warm up"),
-        (("warmup", "norm"), "operators has 'norm'"),
-        (("warmup", *WARM, "--argument", "x"), "it takes name=value"),
-        (("warmup", *WARM, "--argument", "threads=2"), "--argument has threads"),
-        (("warmup", *WARM, "--argument", "weight=big"), "weight is 'big'"),
-        (("warmup", "--manifest", "/nonexistent"), "cannot be read"),
-        ((*COMPILE, "--symbol", "absent"), 'has no extern "C" __global__ absent; its entries are: '),
-        (("compile", "broken.cu", *COMPILE[2:]), "NVRTC could not compile scale"),
-        ((*COMPILE, "--architecture", "90"), "--architecture is '90'; it takes one such as sm_90"),
-        ((*COMPILE, "--architecture", "sm_10"), "NVRTC could not compile scale"),
-        ((*COMPILE, "--field=x"), "field x has the type ''"),
-        ((*COMPILE, "--option=-I/usr/include"), "the option -I/usr/include"),
-        ((*COMPILE, "--output=/nonexistent/x"), "/nonexistent/x cannot be written"),
-        (("compile", "/nonexistent/x.cu", *COMPILE[2:]), "/nonexistent/x.cu cannot be read"),
+        (("warmup",), 2, "there is nothing to warm up"),
+        (("warmup", "norm"), 2, "operators has 'norm'"),
+        (("warmup", "layernorm"), 2, "; did you mean layer_norm?"),
+        (("tune", "rms_nrm"), 2, "; did you mean rms_norm?"),
+        (("warmup", *WARM, "--argument", "return_rtsd=true"), 2, "; did you mean return_rstd?"),
+        (("warmup", *WARM, "--dtype", "fp64"), 2, "dtypes has 'fp64'"),
+        (("warmup", *WARM, "--argument", "x"), 2, "it takes name=value"),
+        (("warmup", *WARM, "--argument", "threads=2"), 2, "--argument has threads"),
+        (("warmup", *WARM, "--argument", "weight=big"), 2, "weight is 'big'"),
+        (("warmup", "--manifest", "/nonexistent"), 2, "cannot be read"),
+        ((*COMPILE, "--symbol", "absent"), 1, 'scale.cu has no extern "C" __global__ absent; its entries are: '),
+        (("compile", "broken.cu", *COMPILE[2:]), 1, "broken.cu: NVRTC could not compile scale\nbroken.cu(1): error"),
+        ((*COMPILE, "--architecture", "90"), 2, "--architecture is '90'; it takes one such as sm_90"),
+        ((*COMPILE, "--architecture", "sm_10"), 1, "scale.cu: NVRTC could not compile scale"),
+        ((*COMPILE, "--field=x"), 2, "scale.cu: field x has the type ''"),
+        ((*COMPILE, "--option=-I/usr/include"), 2, "scale.cu: scale: the option -I/usr/include"),
+        ((*COMPILE, "--output=/nonexistent/x"), 1, "/nonexistent/x cannot be written"),
+        (
+            ("compile", "empty.cu", *COMPILE[2:]),
+            1,
+            'empty.cu has no extern "C" __global__ scale; its entries are: none',
+        ),
+        (("compile", "/nonexistent/x.cu", *COMPILE[2:]), 2, "/nonexistent/x.cu cannot be read"),
     ],
 )
-def test_what_cannot_be_done_exits_with_1_and_says_why(arguments, told, run, tmp_path, monkeypatch):
+def test_what_cannot_be_done_exits_with_a_code_and_says_why(arguments, code, told, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "manager", KernelManager(DiskCache(None)))
     Path("scale.cu").write_text('extern "C" __global__ void scale() {}')
     Path("broken.cu").write_text('extern "C" __global__ void scale() { error }')
-    assert told in refused(run, *arguments)
+    Path("empty.cu").write_text("")
+    assert told in refused(run, *arguments, code=code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"), [((), "given: none"), (("--field", "y:pointer", "n:int64"), "given: y:pointer, n:int64")]
+)
+def test_a_field_that_params_lacks_is_hinted_at(fields, given, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("scale.cu").write_text('extern "C" __global__ void scale(const Params p) { ((float*)p.x)[0] = 1; }')
+    error = refused(run, *COMPILE, *fields)
+    assert '"/nonexistent' not in error and "scale.cu(1): error" in error
+    assert error.endswith(f"Params has the fields that --field names, such as --field x:pointer n:int64; {given}\n")
+
+
+def test_without_a_gpu_a_compile_asks_for_the_architecture(run, tmp_path, monkeypatch, without_driver):
+    monkeypatch.chdir(tmp_path)
+    Path("scale.cu").write_text('extern "C" __global__ void scale() {}')
+    assert "--architecture names another one, such as sm_90" in refused(run, "compile", "scale.cu", "--symbol", "scale")
+
+
+def test_who_interrupts_a_command_gets_130(run, document, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "gather", interrupted)
+    assert run("info") == (130, "", "")
+    assert document("info") == (130, {"error": "interrupted", "type": "KeyboardInterrupt"})
 
 
 # ---- info -----------------------------------------------------------------------------------------------------------
@@ -348,6 +421,15 @@ def test_info_tells_what_is_missing_and_what_to_do(changes, told, machine):
     vars(machine).update(changes)
     found = machine.missing()
     assert len(found) == bool(told) and all(words in found[0] for words in told)
+
+
+def test_info_tells_of_gpus_that_are_too_old(machine, monkeypatch):
+    old = ARCHITECTURES[80]._replace(architecture=75)
+    monkeypatch.setattr(info, "device_limits", lambda ordinal: old if ordinal == 0 else ARCHITECTURES[90])
+    (missing,) = machine.missing()
+    assert missing.startswith("a GPU that is new enough: cuda:0 has compute capability 7.5; transformer_rtc needs 8.0")
+    machine.devices = 2
+    assert machine.missing() == [] and "cuda:0 has compute capability 7.5" in machine.run("info")[1]
 
 
 def test_info_describes_a_machine_and_notes_a_second_nvrtc(machine, run, monkeypatch):
