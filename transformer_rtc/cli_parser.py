@@ -55,6 +55,11 @@ _EXAMPLES = {
 """,
 }
 
+_EXITS = """
+
+it exits with 0: done, 1: something failed, is missing or is damaged, 2: a command or an argument is wrong,
+130: it was interrupted"""
+
 
 class Misuse(Exception):
     """Arguments that are none.
@@ -111,7 +116,10 @@ def parser(runs: Mapping[str, Command]) -> argparse.ArgumentParser:
 
     def formatted(examples: str) -> dict[str, Any]:
         layout = argparse.RawDescriptionHelpFormatter
-        return {"epilog": f"examples:{_EXAMPLES[examples].rstrip()}", "formatter_class": layout}
+        return {
+            "epilog": f"examples:{_EXAMPLES[examples].rstrip()}{'' if examples else _EXITS}",
+            "formatter_class": layout,
+        }
 
     root = _Parser(
         prog="transformer-rtc",

@@ -1,192 +1,248 @@
-"""Compile, run and check the operators at the shapes of well-known models."""
+"""Run an operator of each family, forward and backward, check it against float64, and time it where there is a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from . import _native, spec
+from . import _native, usage
 from .cache import DiskCache
-from .device import device_limits
-from .errors import DeviceNotFoundError
-from .kernel_manager import KernelManager
-from .ops.norm.api import rms_norm
-from .ops.norm.family import forward_spec
-from .ops.norm.kernels import ForwardSpec
-from .request import Request
+from .cli_output import table
+from .demo_cases import CASES, Array, Case
+from .demo_speed import gpu_torch, speed_of
+from .device import device_of
+from .errors import CompilerNotFoundError, DeviceNotFoundError
+from .kernel_manager import Event, KernelManager, manager
+from .request import Asked
 from .select import using
-from .simulator import SimulatedDevice
+from .settings import settings
+from .spec import ARCHITECTURES, BFLOAT16, FLOAT16, DType
+from .warming import kernels_of
 
-# Hidden sizes, and whose they are; the last is longer than a CTA holds.
-_MODELS = {
-    768: "GPT-2, BERT-base",
-    2048: "Llama 3.2 1B",
-    4096: "Llama 3 8B",
-    5120: "Qwen3 32B",
-    8192: "Llama 3 70B",
-    16384: "Llama 3 405B",
-    131072: "none: a row of several CTAs",
-}
+__all__ = ["run"]
+
 _ROWS = 64
-_SIMULATED_ROWS = 8
+_SIMULATED_ROWS = 4
+_ARCHITECTURE = 90  # what is compiled for where there is no GPU
+_ROUNDING = {BFLOAT16: 2.0**-8, FLOAT16: 2.0**-11}  # half of a unit in the last place, of each value
+_LINE = "{:22s} {:12s} {:>7s} {:>11s} {:>15s}  {}"
 
 
-def _storage(dtype: spec.DType, values: np.ndarray) -> np.ndarray:
-    if dtype is spec.BFLOAT16:
+def _dtype() -> tuple[DType, str]:
+    """Return the data type that is shown, and what there is to say of it."""
+    try:
+        import ml_dtypes  # noqa: F401
+    except ImportError:
+        return FLOAT16, "numpy has no bfloat16 without ml_dtypes (pip install ml_dtypes): float16 is taken"
+    return BFLOAT16, ""
+
+
+def _storage(dtype: DType, values: Array) -> Array:
+    if dtype is BFLOAT16:
         import ml_dtypes
 
         return values.astype(ml_dtypes.bfloat16)
     return values.astype(dtype.name)
 
 
-def _dtypes() -> list[spec.DType]:
+def _cache() -> DiskCache:
+    """Return the cache of the demonstration: it keeps nothing, so that each kernel is compiled, and stays nowhere."""
+    return DiskCache(None)
+
+
+@contextlib.contextmanager
+def _own_cache() -> Iterator[None]:
+    before = manager.cache
+    manager.cache = _cache()
     try:
-        import ml_dtypes  # noqa: F401
-    except ImportError:
-        print("numpy has no bfloat16 without ml_dtypes (pip install ml_dtypes): it is left out", file=sys.stderr)
-        return [spec.FLOAT32, spec.FLOAT16]
-    return [spec.FLOAT32, spec.FLOAT16, spec.BFLOAT16]
+        yield
+    finally:
+        manager.cache = before
 
 
-def _kernel(dtype: spec.DType, hidden: int, limits: spec.DeviceLimits) -> ForwardSpec:
-    dtypes = {"x": dtype, "weight": dtype, "bias": None, "out": dtype}
-    return forward_spec(Request("rms_norm", dtypes, hidden, per_head=False, margin=False), limits)
+def _off(actual: Array, exact: Array, allowed: Array) -> float:
+    """Return the largest error, of what is allowed."""
+    with np.errstate(invalid="ignore"):  # what is wrong may be no number
+        off = np.abs(np.asarray(actual, np.float64) - exact) / allowed
+    return float(np.where(np.isnan(off), np.inf, off).max())
 
 
-def _error(dtype: spec.DType, hidden: int, rows: int = _ROWS) -> float:
-    """Return the largest error of y against float64, in units of y's type in the last place."""
-    random = np.random.default_rng(hidden)
-    x = _storage(dtype, random.standard_normal((rows, hidden)))
-    weight = _storage(dtype, random.standard_normal(hidden))
-    y = np.asarray(rms_norm(x, weight), dtype=np.float64)
-    exact = x.astype(np.float64)
-    exact = exact / np.sqrt(np.mean(exact**2, axis=-1, keepdims=True) + 1e-6) * weight.astype(np.float64)
-    mantissa = {"float32": 23, "float16": 10, "bfloat16": 7}[dtype.name]
-    smallest = -14 if dtype is spec.FLOAT16 else -126
-    exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(exact), 1e-300))), smallest)
-    return float(np.max(np.abs(y - exact) / np.exp2(exponent - mantissa)))
-
-
-def _milliseconds(work: Callable[..., object], *arguments: object) -> float:
-    start = time.perf_counter()
-    work(*arguments)
-    return (time.perf_counter() - start) * 1e3
-
-
-def _with_device(device: int, dtypes: list[spec.DType]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each kernel: compiled, loaded and run on a GPU."""
-    limits = device_limits(device)
-    for hidden in _MODELS:
-        for dtype in dtypes:
-            kernel_spec = _kernel(dtype, hidden, limits)
-            with tempfile.TemporaryDirectory() as folder:
-                cold = KernelManager(DiskCache(folder))
-                cold_time = _milliseconds(cold.get, kernel_spec, device)
-                warm = KernelManager(DiskCache(folder))
-                warm_time = _milliseconds(warm.get, kernel_spec, device)
-                hot_time = _milliseconds(warm.get, kernel_spec, device) * 1e3
-                size = len(warm.image(kernel_spec, limits.architecture).data)
-            yield {
-                "kernel": kernel_spec.symbol,
-                "cold_milliseconds": cold_time,
-                "warm_milliseconds": warm_time,
-                "hot_microseconds": hot_time,
-                "error_ulp": _error(dtype, hidden),
-                "cubin_bytes": size,
-                "registers": warm.get(kernel_spec, device).registers,
-            }
-
-
-def _without_device(dtypes: list[spec.DType]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each kernel: compiled for several architectures, and run in the simulator."""
-    simulated = SimulatedDevice()
-    for hidden in _MODELS:
-        for dtype in dtypes:
-            times: dict[str, float] = {}
-            size, symbol = 0, ""
-            for architecture in sorted(spec.ARCHITECTURES):
-                kernel_spec = _kernel(dtype, hidden, spec.ARCHITECTURES[architecture])
-                fresh = KernelManager(DiskCache(None))
-                times[f"sm_{architecture}"] = _milliseconds(fresh.image, kernel_spec, architecture)
-                if architecture == simulated.architecture:
-                    size, symbol = len(fresh.image(kernel_spec, architecture).data), kernel_spec.symbol
-            with using(simulated):
-                error = _error(dtype, hidden, _SIMULATED_ROWS)
-                x = _storage(dtype, np.ones((_SIMULATED_ROWS, hidden)))
-                elapsed = _milliseconds(rms_norm, x, x[0])
-            yield {
-                "kernel": symbol,
-                "compile_milliseconds": times,
-                "cubin_bytes": size,
-                "run_milliseconds": elapsed,
-                "error_ulp": error,
-            }
-
-
-def _print_with_device(name: str, rows: Iterator[dict[str, Any]]) -> None:
-    print(f"{name}: compiled, loaded and run; y against float64 numpy, {_ROWS} rows\n")
-    print("cold: compile and load   warm: a new process's, from disk   hot: found in memory\n")
-    print(
-        f"{'kernel':66s} {'cold ms':>8s} {'warm ms':>8s} {'hot µs':>7s} {'error ulp':>9s} {'cubin B':>8s} {'regs':>5s}"
+def _checked(case: Case, dtype: DType, rows: int) -> dict[str, Any]:
+    """Call a case, and return what it took and how right it is."""
+    rng = np.random.default_rng(case.columns)
+    shapes = [(rows, case.columns) if letter == "r" else (case.columns,) for letter in case.shapes]
+    given = [_storage(dtype, rng.standard_normal(shape)) for shape in shapes]
+    if case.name == "softmax_backward":
+        given[1] = _storage(dtype, np.exp(given[1].astype(np.float64)) / case.columns)  # a y of softmax is positive
+    events: list[Event] = []
+    stop = manager.on_event(events.append)
+    try:
+        found = case.operator(*given)
+    finally:
+        stop()
+    results = found if isinstance(found, tuple) else (found,)
+    wide = [array.astype(np.float64) for array in given]
+    off = max(
+        _off(one, exact, _ROUNDING[dtype] * np.abs(exact) + case.arithmetic(wide, exact))
+        for one, exact in zip(results, case.exact(*wide), strict=True)
     )
-    for row in rows:
-        print(
-            f"{row['kernel']:66s} {row['cold_milliseconds']:8.1f} {row['warm_milliseconds']:8.2f} "
-            f"{row['hot_microseconds']:7.1f} {row['error_ulp']:9.2f} {row['cubin_bytes']:8d} {row['registers']:5d}"
-        )
+    return {
+        "operator": case.name,
+        "family": case.family,
+        "rows": rows,
+        "columns": case.columns,
+        "dtype": dtype.name,
+        "compile_milliseconds": sum(event.milliseconds for event in events if event.kind == "compile"),
+        "error_of_allowed": off if math.isfinite(off) else None,
+        "right": off <= 1,
+    }
 
 
-def _print_without_device(reason: Exception, rows: Iterator[dict[str, Any]]) -> None:
-    print(f"No GPU: {reason}")
-    print(
-        "So the demo compiles for several architectures with NVRTC, and runs the same texts on the CPU, in a\n"
-        f"simulator that is made for correctness and not for speed: y against float64 numpy, {_SIMULATED_ROWS} rows\n"
+def _compiled(asked: object) -> float | None:
+    """Return how many milliseconds NVRTC takes for what a call has asked for; None: there is no NVRTC."""
+    assert isinstance(asked, Asked)
+    events: list[Event] = []
+    fresh = KernelManager(DiskCache(None))
+    fresh.on_event(events.append)
+    try:
+        for spec in kernels_of(asked, ARCHITECTURES[_ARCHITECTURE]):
+            fresh.image(spec, _ARCHITECTURE)
+    except CompilerNotFoundError:
+        return None
+    return sum(event.milliseconds for event in events)
+
+
+def _rows(dtype: DType, device: int | None) -> Iterator[dict[str, Any]]:
+    for case in CASES:
+        with using("simulator" if device is None else "rtc"):
+            row = _checked(case, dtype, _SIMULATED_ROWS if device is None else _ROWS)
+        if device is None:
+            row["compile_milliseconds"] = _compiled(usage.asked[-1])
+        yield row
+
+
+def _row_line(row: dict[str, Any]) -> str:
+    elapsed = row["compile_milliseconds"]
+    return _LINE.format(
+        row["operator"],
+        row["family"],
+        str(row["columns"]),
+        "no NVRTC" if elapsed is None else f"{elapsed:.0f} ms",
+        "no number" if row["error_of_allowed"] is None else f"{row['error_of_allowed']:.2f}",
+        "right" if row["right"] else "WRONG",
     )
-    print(
-        f"{'kernel (its configuration for sm_90)':66s} "
-        + " ".join(f"{f'sm_{number} ms':>10s}" for number in sorted(spec.ARCHITECTURES))
-        + f" {'cubin B':>8s} {'run ms':>7s} {'error ulp':>9s}"
+
+
+def _speeds(dtype: DType, device: int) -> tuple[list[dict[str, Any]], str]:
+    torch, why_not = gpu_torch()
+    found = [{"operator": case.name, **speed_of(case, dtype, device, torch)._asdict()} for case in CASES]
+    return found, why_not
+
+
+def _speed_lines(speeds: list[dict[str, Any]]) -> list[str]:
+    def cells(row: dict[str, Any]) -> list[str]:
+        ours, theirs = row["microseconds"], row["torch_microseconds"]
+        compared = ["-", "-"] if theirs is None else [f"{theirs:.0f} µs", f"{theirs / ours:.2f} times"]
+        return [
+            row["operator"],
+            str(row["rows"]),
+            f"{ours:.0f} µs",
+            f"{row['gigabytes_per_second']:.0f} GB/s",
+            *compared,
+        ]
+
+    return table(
+        ("operator", ">rows", ">time", ">memory traffic", ">torch's time", ">speed over torch"),
+        list(map(cells, speeds)),
     )
-    for row in rows:
-        times = " ".join(f"{elapsed:10.1f}" for elapsed in row["compile_milliseconds"].values())
-        print(
-            f"{row['kernel']:66s} {times} {row['cubin_bytes']:8d} {row['run_milliseconds']:7.1f} "
-            f"{row['error_ulp']:9.2f}"
-        )
-    print("\nNot done: no kernel was loaded or run on a GPU.")
+
+
+def _next(has_gpu: bool) -> list[str]:
+    """Return what to do next, in commands and in Python."""
+    architecture = "" if has_gpu else " --architecture sm_90"
+    tuned = ["transformer-rtc tune rms_norm --dtype bf16 --hidden 4096  # measure configurations on this GPU"]
+    return [
+        "transformer-rtc info  # what was found, what is missing, and the command that mends it",
+        f"transformer-rtc warmup rms_norm --dtype bf16 --hidden 4096{architecture}  # compile before the first call",
+        *(tuned if has_gpu else []),
+        "python: from transformer_rtc import rms_norm; y = rms_norm(x, weight)",
+        "python: import transformer_rtc; transformer_rtc.torch.patch(model)  # a whole model of torch",
+    ]
 
 
 def run(as_json: bool = False) -> int:
-    """Run the demo and print its table, or one JSON document. Returns 0: all that this machine can do was done.
+    """Run the demonstration and print its tables, or one JSON document; nothing of it stays in the disk cache.
+
+    Returns
+    -------
+    int
+        0: every result is right; 1: one is wrong.
 
     Raises
     ------
     TransformerRtcError
-        If it was not.
+        If this machine cannot run it.
     """
-    dtypes = _dtypes()
-    # With a driver, NVRTC keeps a cache of its own, and a second cold compile would not be one.
+    settings.check()
+    # With a driver, NVRTC keeps a cache of its own, and the driver one of what it compiles.
     os.environ["CUDA_CACHE_DISABLE"] = "1"
+    say = (lambda *_, **__: None) if as_json else print
+    dtype, note = _dtype()
+    device, reason, name = None, "", None
     try:
-        device = _native.current_device()
+        ordinal = _native.current_device()
+        architecture = device_of(ordinal).limits.architecture
+        device, name = ordinal, f"{_native.device_name(ordinal)}, sm_{architecture}"
     except DeviceNotFoundError as error:
-        rows = _without_device(dtypes)
-        if as_json:
-            print(json.dumps({"device": None, "reason": str(error), "kernels": list(rows)}, indent=2))
-        else:
-            _print_without_device(error, rows)
+        reason = str(error)
+    if device is None:
+        say(f"No GPU that can be used: {reason}")
+        say("So the kernels run on the CPU, in a simulator that is made for correctness and not for speed.")
+    count = _SIMULATED_ROWS if device is None else _ROWS
+    say(f"{name or 'Simulator'}: {dtype.name}, {count} rows; results beside those of numpy in float64")
+    if note:
+        say(note)
+    compiled = "NVRTC" if device is not None else f"NVRTC sm_{_ARCHITECTURE}"
+    say("\n" + _LINE.format("operator", "family", "columns", compiled, "error / allowed", "verdict"), flush=True)
+    rows: list[dict[str, Any]] = []
+    speeds: list[dict[str, Any]] = []
+    why_not = ""
+    with _own_cache():
+        for row in _rows(dtype, device):
+            rows.append(row)
+            say(_row_line(row), flush=True)
+        say("The gradients of add are dy itself: no kernel computes them.")
+        if device is not None:
+            speeds, why_not = _speeds(dtype, device)
+    wrong = [row["operator"] for row in rows if not row["right"]]
+    verdict = f"all {len(rows)} operators are right"
+    if wrong:
+        verdict = f"WRONG: {', '.join(wrong)}; please report it, with what transformer-rtc info --json prints"
+    if as_json:
+        document = {
+            "device": name, "reason": reason or None, "results": rows, "right": not wrong, "speeds": speeds,
+            "without_torch": why_not or None, "next": _next(device is not None),
+        }  # fmt: skip
+        print(json.dumps(document, indent=2))
     else:
-        rows = _with_device(device, dtypes)
-        name = _native.device_name(device)
-        if as_json:
-            print(json.dumps({"device": name, "kernels": list(rows)}, indent=2))
-        else:
-            _print_with_device(name, rows)
-    return 0
+        _tell_end(verdict, device is not None, speeds, why_not)
+    return 1 if wrong else 0
+
+
+def _tell_end(verdict: str, has_gpu: bool, speeds: list[dict[str, Any]], why_not: str) -> None:
+    if has_gpu:
+        print("\nSpeed, of calls one after the other:\n")
+        for line in _speed_lines(speeds):
+            print(line)
+        if why_not:
+            print(f"Not compared with torch: {why_not}")
+    print(f"\nVerdict: {verdict}. " + ("" if has_gpu else "No kernel was run on a GPU, and none timed. "), end="")
+    print("Nothing was left in the disk cache.\n\nWhat to do next:")
+    for line in _next(has_gpu):
+        print(f"  {line}")

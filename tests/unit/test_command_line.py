@@ -11,12 +11,11 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-import kernel_cache
 import pytest
 from processes import output
 from stubs import CUBIN, KEYS, Compiler
 
-from transformer_rtc import archive, cli, compiler, demo, info, operator, warming
+from transformer_rtc import archive, cli, compiler, info, warming
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.companion import Companion
 from transformer_rtc.compiler import Compiled
@@ -106,26 +105,24 @@ def test_arguments_that_are_none_exit_with_2(arguments, run):
     assert code == 2 and json.loads(told)["error"] in error and nothing == ""
 
 
+def test_the_help_and_the_documentation_say_how_commands_exit(run):
+    told = run("--help")[1].partition("it exits with ")[2]
+    assert re.findall(r"(\d+):", told) == ["0", "1", "2", "130"]
+    text = (Path(__file__).parents[2] / "docs" / "compile-and-cache.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\d+) \|", text.partition("| it exits with | when |")[2], re.MULTILINE) == [
+        "0",
+        "1",
+        "2",
+        "130",
+    ]
+
+
 def test_the_version_and_the_two_names_of_the_command(run):
     assert run("--version") == (0, f"{__version__}\n", "")
     done = subprocess.run([sys.executable, "-m", "transformer_rtc", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert '\n[project.scripts]\ntransformer-rtc = "transformer_rtc.cli:main"\n' in project
-
-
-def test_the_demo_compiles_runs_and_checks(run, document, monkeypatch, without_driver):
-    monkeypatch.setattr(demo, "_MODELS", {96: "none"})
-    monkeypatch.setattr(demo, "_dtypes", lambda: [FLOAT32])
-    monkeypatch.setattr(operator, "manager", kernel_cache.manager())
-    code, found = document("demo")
-    assert code == 0 and found["device"] is None and "no NVIDIA driver" in found["reason"]
-    (row,) = found["kernels"]
-    assert row["kernel"].startswith("rms_norm_forward_f32_h96_") and row["error_ulp"] < 2
-    assert list(row["compile_milliseconds"]) == [f"sm_{number}" for number in sorted(ARCHITECTURES)]
-    monkeypatch.setattr(demo, "_without_device", lambda _: iter([row]))
-    code, told, _ = run("demo")
-    assert code == 0 and "rms_norm_forward_f32_h96_" in told and "Not done: no kernel was loaded" in told
 
 
 # ---- cache ----------------------------------------------------------------------------------------------------------

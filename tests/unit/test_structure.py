@@ -95,7 +95,7 @@ FAMILY_WORDS = {
     "keys",
 }
 # Those that users are offered as examples, and the names of the functions that there are; and torch's modules.
-FRONT = {"__init__.py", "cli.py", "cli_parser.py", "demo.py", "native/build_static.py"}
+FRONT = {"__init__.py", "cli.py", "cli_parser.py", "demo.py", "demo_cases.py", "native/build_static.py"}
 # Modules of torch are of families, and so is what swaps them.
 OF_FAMILIES = {
     f"torch/{name}.py"
