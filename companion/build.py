@@ -1,6 +1,6 @@
 """Build the companion wheel, transformer-rtc-kernels: the kernels of well-known models, compiled.
 
-    python companion/build.py                       # all of kernels.jsonl, for all architectures: minutes on two cores
+    python companion/build.py                       # all of kernels.jsonl, for five architectures: minutes on two cores
     python companion/build.py --models llama-3.1-8b --architectures sm_90 -o wheels
 
 It needs NVRTC, and no GPU. With --models it also needs torch and transformers, as make_list.py does.
@@ -26,13 +26,14 @@ from transformer_rtc.cache import DiskCache
 from transformer_rtc.companion import INDEX, MANIFEST, PACK, PACKAGE
 from transformer_rtc.kernel_manager import KernelManager
 from transformer_rtc.manifest import ManifestEntry
-from transformer_rtc.spec import ARCHITECTURES
+from transformer_rtc.spec import ARCHITECTURES, STATIC_ARCHITECTURES
 from transformer_rtc.version import __version__
 from transformer_rtc.warming import WarmupRecord, compile_all, kernels_of, record_line
 
 LIST = Path(__file__).with_name(MANIFEST)
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 _NAMES = {f"sm_{architecture}": limits for architecture, limits in ARCHITECTURES.items()}
+_DEFAULT = [f"sm_{architecture}" for architecture in STATIC_ARCHITECTURES]
 
 
 def asked(models: Sequence[str]) -> list[ManifestEntry]:
@@ -109,7 +110,7 @@ def _digest(data: bytes) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the wheel transformer-rtc-kernels.")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[], metavar="MODEL", help="by default, all")
-    parser.add_argument("--architectures", nargs="+", choices=_NAMES, default=list(_NAMES), metavar="SM")
+    parser.add_argument("--architectures", nargs="+", choices=_NAMES, default=_DEFAULT, metavar="SM")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="compiles at a time")
     parser.add_argument("-o", "--output", type=Path, default=Path("dist"), metavar="FOLDER")
     given = parser.parse_args()

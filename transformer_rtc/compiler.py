@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .errors import ArgumentError, CompileError, CompilerNotFoundError
+from .spec import FIRST_NVRTC
 
 __all__ = [
     "OPTIONS",
     "REPORT",
     "Compiled",
+    "check_architecture",
     "compile_program",
     "compiler_identity",
     "file_identity",
@@ -266,6 +268,24 @@ def versions() -> dict[str, str]:
         if installed:
             found[distribution] = installed[0]
     return found
+
+
+def check_architecture(architecture: int) -> None:
+    """Refuse an architecture of which `compile_program` would make PTX, as NVRTC does not know it yet.
+
+    Raises
+    ------
+    CompilerNotFoundError
+        If this NVRTC does not compile for it, or there is none.
+    """
+    opened = _open()
+    if architecture in opened.nvrtc.architectures:
+        return
+    first = FIRST_NVRTC.get(architecture)
+    later = f"NVRTC {first[0]}.{first[1]} or later does" if first else "a later one may"
+    raise CompilerNotFoundError(
+        f"NVRTC {opened.version} does not compile for sm_{architecture}; {later}: pip install 'transformer_rtc[cu13]'"
+    )
 
 
 def compile_program(

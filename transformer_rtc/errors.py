@@ -167,7 +167,7 @@ class StaticKernelError(TransformerRtcError, RuntimeError):
 
 
 class CompilerNotFoundError(TransformerRtcError, ImportError):
-    """NVRTC or its Python bindings are not installed; or, for the simulator, no C++ compiler."""
+    """NVRTC or its Python bindings are not installed, or too old; or, for the simulator, no C++ compiler."""
 
 
 class UnexpectedCompileError(TransformerRtcError, RuntimeError):

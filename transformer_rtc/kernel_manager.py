@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from . import compiler, log, sources, usage
 from .cache import DiskCache, digest
-from .checks import check_integer, check_type, is_integer
+from .checks import check_flag, check_integer, check_type, is_integer
 from .device import DeviceLike, device_of
 from .errors import (
     ArgumentError,
@@ -320,7 +320,7 @@ class KernelManager:
         """Whether `image` would read no file."""
         return (spec, _target_of(spec, target)) in self._images
 
-    def image(self, spec: KernelSpec, target: int | Target) -> Image:
+    def image(self, spec: KernelSpec, target: int | Target, cubin: bool = False) -> Image:
         """Return a kernel's machine code: from disk, else compiled and put there. Needs no device.
 
         Parameters
@@ -329,8 +329,16 @@ class KernelManager:
             The kernel.
         target : int or Target
             An architecture, such as 90; or the simulator's.
+        cubin : bool
+            Whether to refuse an architecture that NVRTC does not know, instead of making PTX for it.
         """
-        return self._image(spec, _target_of(spec, target), lambda _: None)
+        check_flag(cubin, "cubin")
+
+        def check(target: Target) -> None:
+            if cubin:
+                toolchain_of(target, self._nvrtc).check_target(target)
+
+        return self._image(spec, _target_of(spec, target), check)
 
     def _image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
         found = self._images.get((spec, target), lambda: self._make_image(spec, target, before_compile))

@@ -13,6 +13,7 @@ __all__ = [
     "ARCHITECTURES",
     "BFLOAT16",
     "BOOL",
+    "FIRST_NVRTC",
     "FLOAT8_E4M3",
     "FLOAT8_E5M2",
     "FLOAT16",
@@ -22,6 +23,8 @@ __all__ = [
     "INT32",
     "INT64",
     "INTEGERS",
+    "RESIDENT",
+    "STATIC_ARCHITECTURES",
     "UINT8",
     "UINT16",
     "UINT32",
@@ -124,18 +127,36 @@ class DeviceLimits(NamedTuple):
         return self.shared_memory_per_cta + SYSTEM_SHARED_MEMORY
 
 
-# For compiling without a device; a device is asked. CUDA C++ Programming Guide, "Technical specifications per compute
-# capability". Clusters above 8 CTAs are not portable: only where this table names them.
-ARCHITECTURES = {
-    limits.architecture: limits
-    for limits in (
-        DeviceLimits(80, 163 * 1024, 1),
-        DeviceLimits(89, 99 * 1024, 1),
-        DeviceLimits(90, 227 * 1024, 16),
-        DeviceLimits(100, 227 * 1024, 16),
-        DeviceLimits(120, 99 * 1024, 8),
-    )
+class _Row(NamedTuple):
+    shared_memory: int  # KiB, of a CTA that asks for the most
+    cluster: int  # CTAs in the largest cluster
+    threads: int  # of a multiprocessor, at a time
+    ctas: int  # as well
+    nvrtc: tuple[int, int]  # the first that compiles for it
+
+
+# CUDA C++ Programming Guide, "Technical specifications per compute capability". Clusters above 8 CTAs are not portable:
+# only where this table names them.
+_TABLE = {
+    80: _Row(163, 1, 2048, 32, (11, 0)),
+    86: _Row(99, 1, 1536, 16, (11, 1)),
+    87: _Row(163, 1, 1536, 16, (11, 4)),
+    88: _Row(99, 1, 1536, 16, (13, 0)),
+    89: _Row(99, 1, 1536, 24, (11, 8)),
+    90: _Row(227, 16, 2048, 32, (11, 8)),
+    100: _Row(227, 16, 2048, 32, (12, 8)),
+    103: _Row(227, 8, 2048, 32, (12, 9)),
+    110: _Row(227, 8, 1536, 24, (13, 0)),
+    120: _Row(99, 8, 1536, 24, (12, 8)),
+    121: _Row(99, 8, 1536, 24, (12, 9)),
 }
+# For compiling without a device; a device is asked.
+ARCHITECTURES = {number: DeviceLimits(number, row.shared_memory * 1024, row.cluster) for number, row in _TABLE.items()}
+# What the package brings compiled kernels for: one for each generation, as a wheel's size is limited.
+STATIC_ARCHITECTURES = {number: ARCHITECTURES[number] for number in (80, 89, 90, 100, 120)}
+# Threads and CTAs that a multiprocessor has at a time.
+RESIDENT = {number: (row.threads, row.ctas) for number, row in _TABLE.items()}
+FIRST_NVRTC = {number: row.nvrtc for number, row in _TABLE.items()}
 
 
 class Target(NamedTuple):

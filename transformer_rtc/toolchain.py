@@ -43,6 +43,16 @@ class Toolchain:
         """Compile a program; with `report`, the log says what resources the kernel takes, where the compiler knows."""
         raise NotImplementedError
 
+    def check_target(self, target: Target) -> None:
+        """Refuse a target for which `compile` makes no machine code.
+
+        Raises
+        ------
+        CompilerNotFoundError
+            If the compiler is too old for it.
+        """
+        raise NotImplementedError
+
     def kind_of(self, image: bytes) -> str:
         """Return the kind of an image that this toolchain made: ``"cubin"``, ``"ptx"`` or ``"module"``."""
         raise NotImplementedError
@@ -90,6 +100,9 @@ class NvrtcToolchain(Toolchain):
             options = (*options, compiler.REPORT)
         return self._compile_program(symbol, program, headers, options, target.architecture)
 
+    def check_target(self, target: Target) -> None:
+        compiler.check_architecture(target.architecture)
+
     def kind_of(self, image: bytes) -> str:
         return "cubin" if image.startswith(b"\x7fELF") else "ptx"
 
@@ -120,6 +133,9 @@ class SimulatorToolchain(Toolchain):
         from .simulator import toolchain
 
         return toolchain.compile_program(symbol, program, headers, options, target)
+
+    def check_target(self, target: Target) -> None:
+        return  # The same C++ compiler makes all of them.
 
     def kind_of(self, image: bytes) -> str:
         return "module"

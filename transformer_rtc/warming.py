@@ -229,13 +229,13 @@ def record_line(record: WarmupRecord) -> str:
     return f"{record.status} {record.symbol} {record.architecture} {record.milliseconds:.0f} ms"
 
 
-def _warm(to: KernelManager, spec: KernelSpec, architecture: int) -> WarmupRecord:
+def _warm(to: KernelManager, spec: KernelSpec, architecture: int, cubins: bool) -> WarmupRecord:
     target = Target(architecture)
     start = time.perf_counter()
     status, error = "cached", ""
     if not to.in_memory(spec, target):
         try:
-            status = "compiled" if to.image(spec, target).origin == "compiler" else "cached"
+            status = "compiled" if to.image(spec, target, cubins).origin == "compiler" else "cached"
         except TransformerRtcError as failure:
             status, error = "failed", str(failure)
     return WarmupRecord(spec.symbol, str(target), status, (time.perf_counter() - start) * 1e3, error)
@@ -273,7 +273,7 @@ def warmup(
     manifest : str, path, or iterable of ManifestEntry, optional
         What else to compile: a file that `record` has written, or what it has yielded.
     architectures : str or sequence of str, optional
-        Such as ``"sm_90"``; no GPU is needed. None: the current GPU's.
+        Such as ``"sm_90"``; no GPU is needed, but an NVRTC that compiles for it. None: the current GPU's.
     per_head : bool
         Whether each head has a weight and bias of its own.
     sm_margin : bool
@@ -332,7 +332,9 @@ def warmup(
         for spec in kernels_of(entry, limits, unaligned, measured)
     )
     tell = (progress_shown("kernel", record_line) if progress is True else progress) or None
-    return compile_all(manager, list(tasks), threads or len(os.sched_getaffinity(0)), tell)
+    # The driver of a GPU that is newer than NVRTC compiles PTX; for one that is not here, it would be of no use.
+    cubins = architectures is not None
+    return compile_all(manager, list(tasks), threads or len(os.sched_getaffinity(0)), tell, cubins)
 
 
 def requests_of(
@@ -383,14 +385,17 @@ def kernels_of(
 
 
 def compile_all(
-    to: KernelManager, tasks: list[tuple[KernelSpec, int]], threads: int, tell: Progress | None
+    to: KernelManager, tasks: list[tuple[KernelSpec, int]], threads: int, tell: Progress | None, cubins: bool = True
 ) -> list[WarmupRecord]:
-    """Have a manager compile kernels for architectures, several at a time; what fails is told of in its record."""
+    """Have a manager compile kernels for architectures, several at a time; what fails is told of in its record.
+
+    With `cubins`, a kernel of which NVRTC could make only PTX fails.
+    """
     from concurrent.futures import ThreadPoolExecutor, as_completed  # not at import
 
     pool = ThreadPoolExecutor(min(threads, len(tasks)), "transformer_rtc.warmup")
     try:
-        futures = [pool.submit(_warm, to, spec, architecture) for spec, architecture in tasks]
+        futures = [pool.submit(_warm, to, spec, architecture, cubins) for spec, architecture in tasks]
         if tell:
             for done, future in enumerate(as_completed(futures), 1):
                 tell(future.result(), done, len(tasks))

@@ -9,7 +9,7 @@ from kernels import INFO_PARAMETER_BYTES, general_kernels, kernel_info
 
 from transformer_rtc import static
 from transformer_rtc.declaration import declarations
-from transformer_rtc.spec import ARCHITECTURES
+from transformer_rtc.spec import STATIC_ARCHITECTURES
 
 FAMILIES = {declaration.family.name for declaration in declarations().values()}
 
@@ -17,7 +17,7 @@ built = pytest.mark.skipif(not static.available(), reason="this installation was
 
 
 @built
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STATIC_ARCHITECTURES)
 def test_what_was_built_into_the_package_is_what_the_sources_compile_to(architecture):
     found = {}
     for family in FAMILIES:

@@ -51,7 +51,7 @@ from rigs import (
 from transformer_rtc import LaunchConfig
 from transformer_rtc.declaration import declaration_of, operator_names
 from transformer_rtc.ops.norm.config import NormConfig
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, DType
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT16, FLOAT32, STATIC_ARCHITECTURES, DType
 
 pytestmark = pytest.mark.usefixtures("kernels")
 EACH = ("specialised", "general")
@@ -127,7 +127,9 @@ def test_what_is_chosen_is_every_operator_type_option_and_layout():
     seen = {feature for case, _ in CHOSEN.values() for feature in features(case)}
     assert seen == {feature for case in CASES for feature in features(case)}
     ways = {(case.operator, layout_of(case, ARCHITECTURES[on])) for case, on in WAYS.values()}
-    assert ways == {(case.operator, layout_of(case, limits)) for case in CASES for limits in ARCHITECTURES.values()}
+    assert ways == {
+        (case.operator, layout_of(case, limits)) for case in CASES for limits in STATIC_ARCHITECTURES.values()
+    }
     layouts = ("warps", "shared", "padded", "shared cluster", "shared grid", "padded cluster", "padded grid")
     assert ways >= {*itertools.product(NORMS, layouts), *itertools.product(FORWARD, ("registers", "chunked grid"))}
     assert ways >= set(itertools.product(("rms_norm", "layer_norm"), ("in turn grid", "together cluster")))
@@ -201,7 +203,7 @@ def test_the_general_kernels_run_on_an_architecture_without_clusters(rng):
 def test_every_architecture_gives_the_same_bits_where_a_row_is_one_ctas(hidden, operator, rng):
     case = Case(3, hidden, BFLOAT16, FLOAT32, BFLOAT16, operator in FORWARD, operator)
     by_division: dict[Any, list[int]] = {}
-    for architecture, limits in ARCHITECTURES.items():
+    for architecture, limits in STATIC_ARCHITECTURES.items():
         by_division.setdefault(case.specialise(limits)[0].config, []).append(architecture)
     same = max(by_division.values(), key=len)
     assert len(same) >= 2
@@ -285,7 +287,7 @@ def test_one_cta_with_any_number_of_chunks_steps_warps_and_rows(name, rng):
     # Rows in shared memory are longer than some architectures have.
     able = [
         architecture
-        for architecture, limits in ARCHITECTURES.items()
+        for architecture, limits in STATIC_ARCHITECTURES.items()
         if stages_of(case, config, architecture)[0][1].dynamic_shared_memory + 2048 <= limits.shared_memory_per_cta
     ]
     architecture = able[list(SMALL).index(name) % len(able)]

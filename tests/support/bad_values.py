@@ -481,7 +481,8 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
     "LaunchConfig": (ONE, {"grid": NO_SIZE, "block": NO_SIZE, "cluster": NO_SIZE, "dynamic_shared_memory": NO_MEMORY,
                            "cooperative": NO_FLAG}),
     "SimulatedDevice": ({}, {
-        "architecture": takes("80, 89, 90, ", 75, 90.0, "90", None, []), "checked": NO_FLAG, "static": NO_FLAG,
+        "architecture": takes("80, 86, 87, 88, 89, 90, ", 75, 90.0, "90", None, []),
+        "checked": NO_FLAG, "static": NO_FLAG,
         "order": takes("first_in, last_in, random", "fifo", 0, None, []),
         "seed": takes("an integer from 0 to 18446744073709551615", *NO_INTEGER, 2**64),
         "multiprocessors": takes("an integer from 1 to 1024", *NO_INTEGER, 0, 1025),
@@ -509,7 +510,9 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
         "device": NO_DEVICE,
     }),
     "KernelManager.is_compiled": ({"spec": SPEC, "device": DEVICE}, {"spec": NO_SPEC, "device": NO_DEVICE}),
-    "KernelManager.image": ({"spec": SPEC, "target": Target(90, "fast")}, {"spec": NO_SPEC, "target": NO_TARGET}),
+    "KernelManager.image": ({"spec": SPEC, "target": Target(90, "fast")}, {
+        "spec": NO_SPEC, "target": NO_TARGET, "cubin": NO_FLAG,
+    }),
     "KernelManager.in_memory": ({"spec": SPEC, "target": 90}, {"spec": NO_SPEC, "target": NO_TARGET}),
     "KernelManager.on_event": ({}, {"callback": takes("a callable", None, 5, "print", Protocol())}),
     "KernelManager.freeze": ({}, {}),

@@ -36,6 +36,7 @@ from transformer_rtc.spec import (
     FLOAT16,
     FLOAT32,
     INT8,
+    STATIC_ARCHITECTURES,
     DeviceLimits,
     DType,
     KernelSpec,
@@ -67,8 +68,8 @@ _COMMON_SIZES = (
 
 def compiled_cases(architecture: int) -> Iterable[Case]:
     """Return an architecture's share of the cases, and one for every other way to divide a row."""
-    limits, turn = ARCHITECTURES[architecture], list(ARCHITECTURES).index(architecture)
-    share = CASES[turn :: len(ARCHITECTURES)]
+    limits, turn = ARCHITECTURES[architecture], list(STATIC_ARCHITECTURES).index(architecture)
+    share = CASES[turn :: len(STATIC_ARCHITECTURES)]
     first = {division_of(case, limits): case for case in (*CASES[::-1], *share[::-1])}
     return dict.fromkeys((*share, *first.values()))
 
@@ -255,7 +256,7 @@ def general_kernels() -> dict[str, tuple[KernelSpec, LaunchRule]]:
 @functools.cache
 def table(architecture: int) -> tuple[Kernel, ...]:
     """Return every kernel that is compiled for an architecture once, whatever calls it."""
-    limits, turn = ARCHITECTURES[architecture], list(ARCHITECTURES).index(architecture)
+    limits, turn = ARCHITECTURES[architecture], list(STATIC_ARCHITECTURES).index(architecture)
     found = {}
     for case, part in calls(architecture):
         for spec, rule in case.stages(part):
@@ -264,12 +265,12 @@ def table(architecture: int) -> tuple[Kernel, ...]:
         for unaligned in (False, True):
             asked = request._replace(unaligned=unaligned)
             found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}
-    for request in (*activation_requests(), *add_requests())[turn :: len(ARCHITECTURES)]:
+    for request in (*activation_requests(), *add_requests())[turn :: len(STATIC_ARCHITECTURES)]:
         for unaligned in (False, True):
             asked = request._replace(unaligned=unaligned)
             found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}
     # Not each on each: every other one on the architecture that the rule was fitted to.
-    for number, request in enumerate(softmax_requests()[turn :: 2 if limits is _TUNED else len(ARCHITECTURES)]):
+    for number, request in enumerate(softmax_requests()[turn :: 2 if limits is _TUNED else len(STATIC_ARCHITECTURES)]):
         asked = request._replace(unaligned=number % 3 == 0)
         found |= {kernel.spec.symbol: kernel for kernel in kernels_of(asked, limits)}
     return *found.values(), *(Kernel(*general, limits) for general in general_kernels().values())

@@ -23,11 +23,13 @@ from transformer_rtc.device import Gpu
 from transformer_rtc.operator import Operator
 from transformer_rtc.ops.division import RowDivision
 from transformer_rtc.request import LaunchRule
-from transformer_rtc.spec import ARCHITECTURES, DType
+from transformer_rtc.spec import STATIC_ARCHITECTURES, DType
 
-EVERY_ARCHITECTURE = tuple(ARCHITECTURES)
-WITH_CLUSTERS = tuple(architecture for architecture, limits in ARCHITECTURES.items() if limits.max_cluster_size > 1)
-WITHOUT_CLUSTERS = tuple(architecture for architecture in ARCHITECTURES if architecture not in WITH_CLUSTERS)
+EVERY_ARCHITECTURE = tuple(STATIC_ARCHITECTURES)
+WITH_CLUSTERS = tuple(
+    architecture for architecture, limits in STATIC_ARCHITECTURES.items() if limits.max_cluster_size > 1
+)
+WITHOUT_CLUSTERS = tuple(architecture for architecture in STATIC_ARCHITECTURES if architecture not in WITH_CLUSTERS)
 EVERY_ORDER = ("first_in", "last_in", "random")
 # What a row gives whatever the other rows are.
 OF_ROWS = ("out", "residual_out", "mean", "rstd", "row_scale")

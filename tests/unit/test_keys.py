@@ -26,13 +26,13 @@ from transformer_rtc.ops.norm.backward import BackwardSpec, FinishSpec
 from transformer_rtc.ops.norm.config import NormConfig
 from transformer_rtc.ops.norm.kernels import ForwardSpec
 from transformer_rtc.spec import (
-    ARCHITECTURES,
     BFLOAT16,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
     FLOAT16,
     FLOAT32,
     INT8,
+    STATIC_ARCHITECTURES,
     Field,
     Params,
     Target,
@@ -153,8 +153,8 @@ def test_a_header_changes_the_keys_of_those_that_include_it_and_no_others(monkey
 def test_a_key_is_the_same_in_another_process():
     # Nothing that Python randomizes for each process, such as the order of a set, may be in it.
     script = (
-        "from test_keys import CASES, ARCHITECTURES, key\n"
-        "for case in CASES[::20]: print(key(case.specialise(ARCHITECTURES[90])[0]))"
+        "from test_keys import CASES, STATIC_ARCHITECTURES, key\n"
+        "for case in CASES[::20]: print(key(case.specialise(STATIC_ARCHITECTURES[90])[0]))"
     )
     path = os.pathsep.join((os.path.dirname(__file__), os.path.dirname(cases.__file__)))
     runs = [
@@ -251,7 +251,7 @@ def test_no_two_kernels_share_a_symbol_and_each_is_an_identifier():
 
 def test_a_kernel_is_a_function_of_types_columns_and_limits_and_its_symbol_is_of_it_alone():
     found, general = {}, {kernel.symbol for case in CASES for kernel, _ in case.general_stages()}
-    for case, limits in itertools.product(CASES, ARCHITECTURES.values()):
+    for case, limits in itertools.product(CASES, STATIC_ARCHITECTURES.values()):
         for part in (limits, limits._replace(max_ctas_per_row=2)):
             stages, again = case.stages(part), case._replace(rows=case.rows + 1020).stages(part)
             assert stages == again and hash(stages) == hash(again)

@@ -10,7 +10,19 @@ from cases import CASES, FAMILY, Case
 from transformer_rtc import _native, compiler, sources
 from transformer_rtc.declaration import declaration_of
 from transformer_rtc.ops.norm.config import NormConfig
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, DTYPES, FLOAT32, INT8, INTEGERS, Field, Params, TextSpec
+from transformer_rtc.spec import (
+    ARCHITECTURES,
+    BFLOAT16,
+    BOOL,
+    DTYPES,
+    FLOAT32,
+    INT8,
+    INTEGERS,
+    STATIC_ARCHITECTURES,
+    Field,
+    Params,
+    TextSpec,
+)
 
 TEXTS = sources.texts()
 # What a family's kernels share, in its folder, is for one configuration.
@@ -32,7 +44,7 @@ def code(text: str) -> str:
 @functools.cache
 def stages():
     """Return each case with each architecture's limits and its launches."""
-    return [(case, limits, case.stages(limits)) for case in CASES for limits in ARCHITECTURES.values()]
+    return [(case, limits, case.stages(limits)) for case in CASES for limits in STATIC_ARCHITECTURES.values()]
 
 
 @functools.cache

@@ -18,11 +18,11 @@ from transformer_rtc.ops.softmax.config import SoftmaxConfig
 from transformer_rtc.ops.softmax.family import row_of
 from transformer_rtc.ops.softmax.heuristics import rule
 from transformer_rtc.request import Request
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32, DeviceLimits
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, FLOAT32, STATIC_ARCHITECTURES, DeviceLimits
 
 MOST_ROWS = 60
 LEAST_GAIN, LEAST_RUNS = 0.03, 2
-ROWS = [(architecture, key) for architecture in ARCHITECTURES for key in shipped.rows_of(architecture)]
+ROWS = [(architecture, key) for architecture in STATIC_ARCHITECTURES for key in shipped.rows_of(architecture)]
 
 
 def chosen_by_rule(request: Request, limits: DeviceLimits) -> tuple[Any, Any]:

@@ -13,7 +13,17 @@ from transformer_rtc import _native
 from transformer_rtc.declaration import MOST_COLUMNS, declaration_of
 from transformer_rtc.ops.softmax.config import BUCKETS
 from transformer_rtc.request import LaunchRule, Request
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, BOOL, FLOAT16, FLOAT32, DeviceLimits, DType, KernelSpec
+from transformer_rtc.spec import (
+    ARCHITECTURES,
+    BFLOAT16,
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    STATIC_ARCHITECTURES,
+    DeviceLimits,
+    DType,
+    KernelSpec,
+)
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 LONGEST = 4 << 20
@@ -21,7 +31,7 @@ MOST_KERNELS = 12
 OF_EACH = [size for size in BUCKETS if size <= LONGEST]
 # Beside whole devices those, or parts, with smaller clusters or none, or that hold fewer CTAs of a row.
 DEVICES = [
-    *ARCHITECTURES.values(),
+    *STATIC_ARCHITECTURES.values(),
     *(ARCHITECTURES[90]._replace(max_cluster_size=size) for size in (8, 4, 1)),
     ARCHITECTURES[120]._replace(max_cluster_size=1),
     *(ARCHITECTURES[architecture]._replace(max_ctas_per_row=size) for architecture in (80, 90) for size in (8, 2, 1)),
@@ -93,7 +103,7 @@ def test_every_length_is_divided_as_the_device_can_launch_it(operator, limits):
             assert (config.staged or rule.persistent) == (rule.dynamic_shared_memory > 0), what
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", STATIC_ARCHITECTURES)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_symbol_names_one_kernel(operator, architecture):
     named: dict[str, object] = {}
@@ -108,7 +118,9 @@ def test_a_symbol_names_one_kernel(operator, architecture):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_few_kernels_serve_every_length(operator):
-    options = itertools.product((FLOAT32, BFLOAT16), ARCHITECTURES.values(), (None, BOOL, FLOAT32), (False, True))
+    options = itertools.product(
+        (FLOAT32, BFLOAT16), STATIC_ARCHITECTURES.values(), (None, BOOL, FLOAT32), (False, True)
+    )
     for dtype, limits, mask, causal in options:
         fewest: dict[str, int] = {}  # the fewest columns of each kernel
         for columns in BUCKETS:
@@ -126,7 +138,7 @@ def test_a_length_is_launched_as_the_shortest_bucket_that_holds_it(rng):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_shorter_row_has_no_more_ctas_where_there_are_no_clusters(operator):
-    for limits, dtype, causal in itertools.product(ARCHITECTURES.values(), FLOATS, (False, True)):
+    for limits, dtype, causal in itertools.product(STATIC_ARCHITECTURES.values(), FLOATS, (False, True)):
         without = limits._replace(max_cluster_size=1)
         ctas = [
             chosen(operator, columns, without, dtype, dtype, None, causal, False)[1].ctas_per_row for columns in BUCKETS
@@ -139,7 +151,7 @@ def test_a_shorter_row_has_no_more_ctas_where_there_are_no_clusters(operator):
 def test_one_kernel_makes_a_gradient_of_every_length(operator, causal):
     family = declaration_of(operator).family
     requests = [request(operator, columns, BFLOAT16, BFLOAT16, FLOAT16, causal, True) for columns in BUCKETS]
-    for limits in ARCHITECTURES.values():
+    for limits in STATIC_ARCHITECTURES.values():
         stages = [family.specialise(asked, limits) for asked in requests]
         assert all(first.row_bytes == 4 and first.columns_per_cta == 0 for (_, first), *_ in stages)
         assert len({(of_sink[0].symbol, of_mask[0].symbol) for _, of_sink, of_mask in stages}) == 1

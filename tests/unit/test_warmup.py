@@ -19,6 +19,7 @@ from processes import output
 from stubs import WAIT, Compiler, in_threads, without_gpu
 
 import transformer_rtc
+from transformer_rtc import compiler as rtc
 from transformer_rtc import manifest, operator, record, usage, warming, warmup
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.declaration import declaration_of, declarations
@@ -440,6 +441,27 @@ def test_a_progress_that_raises_ends_the_warm_up(compiler):
 
 
 @pytest.mark.parametrize(
+    ("version", "architecture", "told"),
+    [
+        ("12.8", "sm_103", "NVRTC 12.8 does not compile for sm_103; NVRTC 12.9 or later does: "),
+        ("12.8", "sm_121", "NVRTC 12.8 does not compile for sm_121; NVRTC 12.9 or later does: "),
+        ("12.9", "sm_110", "NVRTC 12.9 does not compile for sm_110; NVRTC 13.0 or later does: "),
+    ],
+)
+def test_an_nvrtc_that_is_too_old_for_an_architecture_says_which_is_not(
+    version, architecture, told, compiler, monkeypatch
+):
+    nvrtc = types.SimpleNamespace(architectures=(80, 86, 90, 100))
+    monkeypatch.setattr(rtc, "_opened", types.SimpleNamespace(nvrtc=nvrtc, version=version))
+    for done in warmup(**RMS, architectures=["sm_86", architecture]):
+        if done.architecture == architecture:
+            assert (done.status, done.error) == ("failed", told + "pip install 'transformer_rtc[cu13]'")
+        else:
+            assert done.status == "compiled"
+    assert {called for _, called, _ in compiler.calls} == {86}
+
+
+@pytest.mark.parametrize(
     ("given", "told"),
     [
         ({}, "there is nothing to warm up"),
@@ -464,7 +486,7 @@ def test_a_progress_that_raises_ends_the_warm_up(compiler):
          "causal is 'lower'; it takes True, False, 'upper_triangular', 'aligned' or None"),
         (RMS | {"operators": "softmax", "return_lse": "aligned"},
          "return_lse is 'aligned'; it takes True, False or None"),
-        (RMS | {"architectures": "sm_70"}, "sm_80, sm_89"),
+        (RMS | {"architectures": "sm_70"}, "sm_80, sm_86, sm_87, sm_88, sm_89"),
         (RMS | {"architectures": 90}, "architectures has 90"),
         (RMS | {"threads": 0}, "threads is 0"),
         ({"manifest": 5}, "manifest has 5"),

@@ -52,13 +52,13 @@ def plan(folder: Path, built: Path) -> None:
 
     from transformer_rtc import static
     from transformer_rtc.declaration import declarations
-    from transformer_rtc.spec import ARCHITECTURES
+    from transformer_rtc.spec import STATIC_ARCHITECTURES
 
     for api in sorted(_PACKAGE.glob("ops/*/api.py")):  # which declare what there is
         import_module(f"transformer_rtc.ops.{api.parent.name}.api")
     folder.mkdir(parents=True, exist_ok=True)
     built.mkdir(parents=True, exist_ok=True)
-    targets = [(architecture, "cubin") for architecture in ARCHITECTURES] + [(static.PTX_ARCHITECTURE, "ptx")]
+    targets = [(architecture, "cubin") for architecture in STATIC_ARCHITECTURES] + [(static.PTX_ARCHITECTURE, "ptx")]
     planned: dict[str, dict[str, Any]] = {}
     # Options that only the compile itself knows.
     compiled_by = [Path(file).read_text() for file in (__file__, compiler.__file__)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..spec import SYSTEM_SHARED_MEMORY, DeviceLimits
+from ..spec import RESIDENT, SYSTEM_SHARED_MEMORY, DeviceLimits
 
 __all__ = [
     "RowDivision",
@@ -22,10 +22,9 @@ __all__ = [
     "threads_for",
 ]
 
-# Of a multiprocessor: registers, which threads get by eights; and threads and CTAs, of these architectures and of the
-# others (CUDA C++ Programming Guide, "Technical specifications per compute capability").
+# Of a multiprocessor: registers, which threads get by eights; and threads and CTAs, where the table does not know it.
 _REGISTERS, _REGISTER_UNIT = 65536, 8
-_LARGE, _OF_LARGE, _OF_OTHERS = (80, 90, 100), (2048, 32), (1536, 16)
+_OF_OTHERS = 1536, 16
 # What a call of few rows takes longer: for each vector of a thread, and each doubling of a CTA's threads and of the
 # CTAs that share a row (a regression over calls of norms with 16 rows). Where these meet in
 # global memory, which was not measured, so much more that a row has as few as fit it. A configuration is chosen for
@@ -53,7 +52,7 @@ def most_ctas(limits: DeviceLimits) -> int:
 def resident_ctas(threads: int, registers: float, shared_bytes: int, limits: DeviceLimits) -> int:
     """Return about how many CTAs a multiprocessor has at a time, at least one."""
     of_thread = _REGISTER_UNIT * math.ceil(registers / _REGISTER_UNIT)
-    threads_of_all, ctas_of_all = _OF_LARGE if limits.architecture in _LARGE else _OF_OTHERS
+    threads_of_all, ctas_of_all = RESIDENT.get(limits.architecture, _OF_OTHERS)
     by_shared = limits.shared_memory_of_multiprocessor // (shared_bytes + SYSTEM_SHARED_MEMORY)
     return max(1, min(threads_of_all // threads, _REGISTERS // (threads * of_thread), by_shared, ctas_of_all))
 

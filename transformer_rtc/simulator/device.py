@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 from ..checks import check_flag, check_integer
 from ..errors import ArgumentError, shown
-from ..spec import ARCHITECTURES, SYSTEM_SHARED_MEMORY, DeviceLimits, Target
+from ..spec import ARCHITECTURES, RESIDENT, SYSTEM_SHARED_MEMORY, DeviceLimits, Target
 
 __all__ = ["ORDERS", "SimulatedDevice"]
 
 # In the order of native/machine.hpp's Schedule.
 ORDERS = ("first_in", "last_in", "random")
 
-# (threads, CTAs) of a multiprocessor. CUDA C++ Programming Guide, "Technical specifications per compute capability".
-_RESIDENT = {80: (2048, 32), 89: (1536, 24), 90: (2048, 32), 100: (2048, 32), 120: (1536, 24)}
 _MAX_THREADS = 1024
 
 
@@ -85,7 +83,7 @@ class SimulatedDevice:
         """Return how many CTAs of so many threads and bytes a multiprocessor holds together."""
         if threads > _MAX_THREADS or shared_memory > self.limits.shared_memory_per_cta:
             return 0
-        most_threads, most_ctas = _RESIDENT[self.architecture]
+        most_threads, most_ctas = RESIDENT[self.architecture]
         whole_warps = -(-threads // 32) * 32
         memory = self.limits.shared_memory_of_multiprocessor
         return min(most_threads // whole_warps, memory // (shared_memory + SYSTEM_SHARED_MEMORY), most_ctas)
