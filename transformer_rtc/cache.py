@@ -17,7 +17,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .cache_entry import ENTRY_NAME, TEMPORARY_NAME, Entry, encode_entry, name_of, parse_entry, sha256
 from .cache_folder import Folder, distrust, make_folders
@@ -110,7 +110,7 @@ class DiskCache:
                 return found[1]
         return None
 
-    def get_any(self, stem: str, source: str) -> bytes | None:
+    def get_any(self, stem: str, source: str, own: bool = True) -> bytes | None:
         """Return the bytes of an entry of the same source, whatever compiled it; None where there is none.
 
         Parameters
@@ -119,18 +119,30 @@ class DiskCache:
             As for `get`.
         source : str
             What was given to `put` as ``about["source"]``: a key without the compiler.
+        own : bool
+            Whether the folder that is written is looked at, too, and not only the other one.
         """
         for folder in self._folders:
             candidates = []
-            for name in folder.find(stem):
-                read = folder.read(name)
-                found = parse_entry(read[0]) if read else None
-                if found and found[0].get("source") == source and found[0]["key"].startswith(name[-24:]):
-                    candidates.append((_natural(str(found[0].get("compiler"))), found[1]))
+            for about, payload in self._of_stem(folder, stem) if own or folder is not self._own else ():
+                if about.get("source") == source:
+                    # A cubin before PTX; and an older compiler's code is what more drivers take.
+                    order = about.get("kind") == "ptx", _natural(str(about.get("compiler")))
+                    candidates.append((order, payload))
             if candidates:
-                # An older compiler's code is what more drivers take.
                 return min(candidates)[1]
         return None
+
+    def abouts(self, stem: str) -> list[dict[str, Any]]:
+        """Return what the entries of a stem say of themselves, whatever their keys are."""
+        return [about for folder in self._folders for about, _ in self._of_stem(folder, stem)]
+
+    def _of_stem(self, folder: Folder, stem: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+        for name in folder.find(stem):
+            read = folder.read(name)
+            found = parse_entry(read[0]) if read else None
+            if found and found[0]["stem"] == stem and found[0]["key"].startswith(name[-24:]):
+                yield found
 
     @contextlib.contextmanager
     def claim(self, stem: str, key: str) -> Iterator[bytes | None]:

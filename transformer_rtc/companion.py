@@ -64,7 +64,7 @@ class Companion:
         """Return how many entries there are for a target."""
         return len(self._pack(target)[0]) // (_DIGITS // 2 + _PLACE.size)
 
-    def get(self, target: str, source: str) -> bytes | None:
+    def get(self, target: str, source: str, compiler: str | None = None) -> bytes | None:
         """Return the machine code of a source; None where there is none, or it is damaged.
 
         Parameters
@@ -73,6 +73,8 @@ class Companion:
             Such as ``"sm_90"``.
         source : str
             A key without the compiler, as `DiskCache.get_any` takes it.
+        compiler : str, optional
+            What must have compiled it.
         """
         index, pack = self._pack(target)
         at = index.find(bytes.fromhex(source[:_DIGITS]))
@@ -81,7 +83,9 @@ class Companion:
             return None
         start, size = _PLACE.unpack(place)
         found = parse_entry(pack[start : start + size])
-        return found[1] if found and found[0].get("source") == source else None
+        if found is None or found[0].get("source") != source:
+            return None
+        return found[1] if compiler in (None, found[0].get("compiler")) else None
 
     def _pack(self, target: str) -> tuple[bytes, mmap | bytes]:
         """Return a target's index and its pack."""

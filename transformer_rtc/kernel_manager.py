@@ -10,18 +10,18 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from . import compiler, log, sources, usage
-from .cache import DiskCache, digest
+from .cache import DiskCache
 from .checks import check_flag, check_integer, check_type, is_integer
 from .device import DeviceLike, device_of
 from .errors import (
     ArgumentError,
-    CompilerNotFoundError,
     DriverError,
     SettingsError,
     UnexpectedCompileError,
     shown,
 )
 from .launch import Kernel, refuses_image
+from .lookup import Image, Lookup
 from .once import Beside, Once
 from .settings import Settings, settings
 from .simulator import SimulatedDevice
@@ -42,10 +42,6 @@ def _target_of(spec: object, target: object) -> Target:
     if not is_integer(target, 1, 999):
         raise ArgumentError(f"target is {shown(target)}; it takes an architecture, such as 90, or a Target")
     return Target(target)  # type: ignore[arg-type]
-
-
-def _key(source: str, identity: str) -> str:
-    return digest({"source": source, "compiler": identity}) if identity else source
 
 
 class Event(NamedTuple):
@@ -77,14 +73,6 @@ class Event(NamedTuple):
     device: int | SimulatedDevice | None
     milliseconds: float
     size: int
-    origin: str
-
-
-class Image(NamedTuple):
-    """What can be loaded."""
-
-    data: bytes
-    kind: str
     origin: str
 
 
@@ -125,6 +113,7 @@ class KernelManager:
         self.counts: Counter[str] = Counter()
         self._nvrtc = NvrtcToolchain(compile_program, identity)
         self._settings = options
+        self._lookup = Lookup(cache, self._nvrtc, options.other_nvrtc)
         check_integer(most_kernels, "most_kernels", 1)
         self._images = Once(most_kernels)
         self._kernels = Once(most_kernels)
@@ -314,7 +303,7 @@ class KernelManager:
         if (spec, on.given) in self._kernels:
             return True
         target = on.target
-        return (spec, target) in self._images or self._read(spec, target)[0] is not None
+        return (spec, target) in self._images or self._lookup.read(spec, target)[0] is not None
 
     def in_memory(self, spec: KernelSpec, target: int | Target) -> bool:
         """Whether `image` would read no file."""
@@ -355,17 +344,6 @@ class KernelManager:
 
         self._images.get((spec, target), lambda: self._make_image(spec, target, lambda _: None, keep))
 
-    def _parts(self, spec: KernelSpec, target: Target) -> dict[str, object]:
-        """Return all that a key depends on but the compiler."""
-        program = spec.program
-        return {
-            "program": program,
-            "headers": {name: sources.fingerprint(text) for name, text in sources.included(program).items()},
-            "options": [*compiler.OPTIONS, *spec.options],
-            "architecture": target.architecture,
-            **toolchain_of(target, self._nvrtc).key_parts(target),
-        }
-
     def key(self, spec: KernelSpec, target: Target, identity: str) -> str:
         """Return a kernel's key in the disk cache.
 
@@ -378,31 +356,13 @@ class KernelManager:
         identity : str
             Which compiler; empty: none, which is the key of the source.
         """
-        return _key(digest(self._parts(spec, target)), identity)
+        return self._lookup.key(spec, target, identity)
 
-    def _read(self, spec: KernelSpec, target: Target) -> tuple[Image | None, str]:
-        """Return what is on disk, and the key under which it was looked for."""
-        stem, source = f"{spec.symbol}.{target}", self.key(spec, target, "")
-        toolchain, missing, origin = toolchain_of(target, self._nvrtc), None, "disk"
-        try:
-            key = _key(source, toolchain.identity())
-            found = self.cache.get(stem, key)
-        except CompilerNotFoundError as error:
-            # It cannot be compiled here: what any compiler made is right too, as an image may bring it.
-            key, missing = source, error
-            found = self.cache.get_any(stem, source)
-        companion = self.cache.companion if found is None else None
-        if companion is not None:
-            found, origin = companion.get(str(target), source), "companion"
-        if found is None and missing is not None:
-            raise missing
-        return (None if found is None else Image(found, toolchain.kind_of(found), origin)), key
-
-    def _check_compile(self, what: str, symbol: str, target: Target, key: str) -> None:
-        """Do what the settings ask for before a compile."""
+    def _check_compile(self, what: Callable[[], str], symbol: str, target: Target, key: str) -> None:
+        """Do what the settings ask for before a compile; `what` returns why there is one."""
         if self._freezes or self._settings.on_compile == "error":
             why = "freeze()" if self._freezes else "TRANSFORMER_RTC_ON_COMPILE=error"
-            raise UnexpectedCompileError(f"{what}, and {why} forbids to compile it", symbol, str(target), key)
+            raise UnexpectedCompileError(f"{what()}, and {why} forbids to compile it", symbol, str(target), key)
         if self._settings.on_compile == "warn":
             warnings.warn(f"transformer_rtc compiles {symbol} for {target}", RuntimeWarning, stacklevel=3)
 
@@ -414,18 +374,13 @@ class KernelManager:
         tell: Callable[[Event], None] | None = None,
     ) -> Image:
         self._settings.check()
-        found, key = self._read(spec, target)
+        found, key = self._lookup.read(spec, target)
         if found is not None:
             return found
         stem = f"{spec.symbol}.{target}"
         if self._settings.force_static:
             raise SettingsError(f"TRANSFORMER_RTC_FORCE_STATIC=1 forbids the compile of {spec.symbol}")
-        self._check_compile(
-            f"{spec.symbol} for {target} is not in the cache {self.cache.folder} under the key {key}",
-            spec.symbol,
-            target,
-            key,
-        )
+        self._check_compile(lambda: self._lookup.miss(spec, target, key), spec.symbol, target, key)
         toolchain = toolchain_of(target, self._nvrtc)
         with self.cache.claim(stem, key) as others:
             if others is not None:
@@ -462,18 +417,17 @@ class KernelManager:
         def make() -> Kernel:
             self._settings.check()
             target = on.target
-            data, kind, origin = image(target)
+            data, kind, origin, by_another = image(target)
             if kind == "ptx" and not self._settings.force_static:
                 what = f"{symbol} is PTX, which the driver must compile for {target}"
-                self._check_compile(what, symbol, target, "")
+                self._check_compile(lambda: what, symbol, target, "")
             start = time.perf_counter()
             try:
                 kernel = on.load(symbol, params, data)
             except DriverError as error:
-                if origin != "companion" or not refuses_image(error):
+                if not by_another or not refuses_image(error):
                     raise
-                # The driver is older than what compiled the companion's kernels: it would refuse the others, too.
-                self.cache.companion = None
+                self._lookup.refuse(origin)
                 self._images.forget((key, target))
                 return make()
             elapsed = (time.perf_counter() - start) * 1e3

@@ -20,8 +20,8 @@ _PREFIX = "TRANSFORMER_RTC_"
 _NAMES = frozenset(
     _PREFIX + name
     for name in (
-        "CACHE_DIR", "CACHE_SIZE", "COMPANION", "FORCE_STATIC", "LOG", "ON_COMPILE", "READ_ONLY_CACHE_DIR", "RECORD",
-        "SIMULATE", "TUNING",
+        "CACHE_DIR", "CACHE_SIZE", "COMPANION", "FORCE_STATIC", "LOG", "ON_COMPILE", "OTHER_NVRTC", "READ_ONLY_CACHE_DIR",
+        "RECORD", "SIMULATE", "TUNING",
     )
 )  # fmt: skip
 
@@ -53,6 +53,9 @@ class Settings:
         ``TRANSFORMER_RTC_RECORD``: the manifest to which is added what operators are asked for.
     tuning : str
         ``TRANSFORMER_RTC_TUNING``: a tuning file; ``"off"``: none is read; empty: the device's, beside the disk cache.
+    other_nvrtc : bool
+        ``TRANSFORMER_RTC_OTHER_NVRTC``: ``off``: what another NVRTC made of the same source, in the read-only folder or
+        in the companion wheel, is not used.
     companion : bool
         ``TRANSFORMER_RTC_COMPANION``: ``off``: the companion wheel's kernels are not used, although it is installed.
     problems : tuple of str
@@ -71,6 +74,7 @@ class Settings:
     record: str | None
     tuning: str = ""
     companion: bool = True
+    other_nvrtc: bool = True
     problems: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
@@ -155,6 +159,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         record=path("TRANSFORMER_RTC_RECORD"),
         tuning="off" if environment.get("TRANSFORMER_RTC_TUNING") == "off" else path("TRANSFORMER_RTC_TUNING") or "",
         companion=choice("TRANSFORMER_RTC_COMPANION", ("on", "off")) == "on",
+        other_nvrtc=choice("TRANSFORMER_RTC_OTHER_NVRTC", ("on", "off")) == "on",
         problems=tuple(problems),
         unknown=tuple(sorted(name for name in environment if name.startswith(_PREFIX) and name not in _NAMES)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from . import compiler, static
 from .compiler import Compiled
@@ -21,7 +21,15 @@ class CompileFunction(Protocol):
 
 
 class Toolchain:
-    """What makes the images of some targets."""
+    """What makes the images of some targets.
+
+    Attributes
+    ----------
+    takes_others : bool
+        Whether an image of the same source is as good that another version of the compiler made.
+    """
+
+    takes_others: ClassVar[bool]
 
     def identity(self) -> str:
         """Return which compiler would compile, without opening it.
@@ -83,6 +91,8 @@ class NvrtcToolchain(Toolchain):
         Which compiler that is, without opening it.
     """
 
+    takes_others = True
+
     def __init__(self, compile_program: CompileFunction, identity: Callable[[], str]) -> None:
         self._compile_program = compile_program
         self._identity = identity
@@ -116,6 +126,8 @@ class NvrtcToolchain(Toolchain):
 
 class SimulatorToolchain(Toolchain):
     """The toolchain of simulated devices. Its module is imported when it is first used: most processes never do."""
+
+    takes_others = False  # They are not shipped: they are code for this machine's CPU.
 
     def identity(self) -> str:
         from .simulator import toolchain

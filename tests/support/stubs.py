@@ -16,6 +16,7 @@ from transformer_rtc import device
 from transformer_rtc.cache import digest
 from transformer_rtc.compiler import Compiled
 from transformer_rtc.device import Gpu
+from transformer_rtc.errors import DriverError
 from transformer_rtc.spec import ARCHITECTURES
 
 WAIT = 60  # seconds after which a test that hangs fails
@@ -42,6 +43,13 @@ class Compiler:
         return Compiled(b"\x7fELF " + symbol.encode(), "cubin", "log", self.really)
 
 
+class CubinCompiler(Compiler):
+    """Makes cubins that say which compiler has made them."""
+
+    def __call__(self, symbol, *others):
+        return super().__call__(symbol, *others)._replace(image=CUBIN + symbol.encode() + self.really.encode())
+
+
 class FakeKernel:
     """Stands for a loaded kernel."""
 
@@ -57,6 +65,17 @@ def without_gpu(monkeypatch) -> None:
     FakeKernel.loaded.clear()
     monkeypatch.setattr(Gpu, "load", lambda gpu, symbol, params, image: FakeKernel(symbol, params, gpu.given, image))
     monkeypatch.setattr(device, "device_limits", lambda ordinal: ARCHITECTURES[100 if ordinal == 7 else 90])
+
+
+def refusing(monkeypatch, refused: bytes, what: str) -> None:
+    """Have a driver refuse images that contain some bytes."""
+
+    def load(gpu, symbol, params, image):
+        if refused in image:
+            raise DriverError(what)
+        return FakeKernel(symbol, params, gpu.given, image)
+
+    monkeypatch.setattr(Gpu, "load", load)
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:

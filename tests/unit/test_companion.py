@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from processes import output
-from stubs import CUBIN, Compiler, FakeKernel, without_gpu
+from stubs import CUBIN, CubinCompiler, refusing, without_gpu
 
 from transformer_rtc import archive, warming
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.companion import INDEX, PACK, PACKAGE, Companion
-from transformer_rtc.device import Gpu
 from transformer_rtc.errors import (
     CompilerNotFoundError,
     DriverError,
@@ -30,11 +29,6 @@ SPECS = FIRST, SECOND, THIRD = tuple(
     TextSpec(f'extern "C" __global__ void {name}() {{}}', name) for name in ("first", "second", "third")
 )
 NAMES = PACK.format("sm_90"), INDEX.format("sm_90")
-
-
-class CubinCompiler(Compiler):
-    def __call__(self, symbol, *others):
-        return super().__call__(symbol, *others)._replace(image=CUBIN + symbol.encode() + self.really.encode())
 
 
 @pytest.fixture
@@ -172,15 +166,6 @@ def test_it_is_looked_for_once_at_the_first_miss_of_the_cache(compiler, tmp_path
         assert found == [None]  # the second one finds it in the cache
     assert [manager.image(spec, 90).origin for spec in (FIRST, SECOND)] == ["companion"] * 2
     assert found == [None, str(folder)]
-
-
-def refusing(monkeypatch, refused: bytes, what: str) -> None:
-    def load(gpu, symbol, params, image):
-        if refused in image:
-            raise DriverError(what)
-        return FakeKernel(symbol, params, gpu.given, image)
-
-    monkeypatch.setattr(Gpu, "load", load)
 
 
 def test_what_the_driver_refuses_is_compiled_and_the_companion_is_asked_for_no_more(make, compiler, monkeypatch):

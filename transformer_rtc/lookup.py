@@ -1,0 +1,133 @@
+"""Where a kernel's machine code is looked for before it is compiled, and under which key.
+
+First what this compiler made, in the cache's folders; then what another one made of the same source: in the read-only
+folder, which an image brings, and in the companion wheel. In the user's own folder an entry of another compiler is a
+miss: who installs a new NVRTC gets what that compiles.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from . import compiler, sources
+from .cache import DiskCache, digest
+from .errors import CompilerNotFoundError
+from .spec import KernelSpec, Target
+from .toolchain import Toolchain, toolchain_of
+
+__all__ = ["Image", "Lookup"]
+
+
+def _key(source: str, identity: str) -> str:
+    return digest({"source": source, "compiler": identity}) if identity else source
+
+
+class Image(NamedTuple):
+    """What can be loaded.
+
+    Attributes
+    ----------
+    data : bytes
+        The machine code, or PTX.
+    kind : str
+        ``"cubin"``, ``"ptx"`` or ``"module"``.
+    origin : str
+        As an event tells it.
+    by_another : bool
+        Whether another compiler may have made it, whose code the driver may be too old for.
+    """
+
+    data: bytes
+    kind: str
+    origin: str
+    by_another: bool = False
+
+
+class Lookup:
+    """Finds machine code.
+
+    Parameters
+    ----------
+    cache : DiskCache
+        Its folders, and the companion wheel.
+    nvrtc : Toolchain
+        What compiles for GPUs.
+    uses_others : bool
+        Whether what another compiler made of the same source is used.
+    """
+
+    def __init__(self, cache: DiskCache, nvrtc: Toolchain, uses_others: bool) -> None:
+        self._cache = cache
+        self._nvrtc = nvrtc
+        self._uses_others = uses_others
+        self._reads_others = uses_others
+
+    def key(self, spec: KernelSpec, target: Target, identity: str) -> str:
+        """Return a kernel's key; of no compiler, that of its source."""
+        program = spec.program
+        parts: dict[str, object] = {
+            "program": program,
+            "headers": {name: sources.fingerprint(text) for name, text in sources.included(program).items()},
+            "options": [*compiler.OPTIONS, *spec.options],
+            "architecture": target.architecture,
+            **toolchain_of(target, self._nvrtc).key_parts(target),
+        }
+        return _key(digest(parts), identity)
+
+    def read(self, spec: KernelSpec, target: Target) -> tuple[Image | None, str]:
+        """Return what is on disk, and the key under which it was looked for.
+
+        Raises
+        ------
+        CompilerNotFoundError
+            If there is nothing, and no compiler that could make it.
+        """
+        stem, source = f"{spec.symbol}.{target}", self.key(spec, target, "")
+        toolchain = toolchain_of(target, self._nvrtc)
+        try:
+            identity, missing = toolchain.identity(), None
+        except CompilerNotFoundError as error:
+            # It cannot be compiled here: what any compiler made is right too.
+            identity, missing = "", error
+        key = _key(source, identity)
+        found = self._cache.get(stem, key) if identity else None
+        if found is not None:
+            return Image(found, toolchain.kind_of(found), "disk"), key
+        if self._reads_others and (missing or toolchain.takes_others):
+            found = self._cache.get_any(stem, source, own=missing is not None)
+            if found is not None:
+                return Image(found, toolchain.kind_of(found), "disk", True), key
+        companion = self._cache.companion
+        if companion is not None:
+            found = companion.get(str(target), source, None if self._uses_others else identity)
+            if found is not None:
+                return Image(found, toolchain.kind_of(found), "companion", True), key
+        if missing is not None:
+            raise missing
+        return None, key
+
+    def refuse(self, origin: str) -> None:
+        """Use no more of what other compilers made: a driver that is too old for one kernel refuses the others, too.
+
+        Parameters
+        ----------
+        origin : str
+            Of the image that the driver refused.
+        """
+        if origin == "companion":
+            self._cache.companion = None
+        else:
+            self._reads_others = False
+
+    def miss(self, spec: KernelSpec, target: Target, key: str) -> str:
+        """Return what a message says of a kernel that is missing: where, under which key, and what is there instead."""
+        where = f"the cache {self._cache.folder}"
+        if self._cache.read_only_folder is not None:
+            where += f" and the read-only cache {self._cache.read_only_folder}"
+        told = f"{spec.symbol} for {target} is not in {where} under the key {key}"
+        about = self._cache.abouts(f"{spec.symbol}.{target}")
+        source, identity = self.key(spec, target, ""), toolchain_of(target, self._nvrtc).identity()
+        others = sorted({str(one.get("compiler")) for one in about if one.get("source") == source})
+        if others:
+            return f"{told}: it was compiled there by {', '.join(others)}, and this compiler is {identity}"
+        return f"{told}: what has its name there was made of another text, headers or options" if about else told
