@@ -101,7 +101,9 @@ def _nvrtc(missing: list[str], notes: list[str], driver: str | None) -> dict[str
         return found
     if len(found["installed"]) > 1:
         others = "; ".join(found["installed"])
-        notes.append(f"several NVRTCs are installed, and {found['used']} is used: {others}. Uninstall all others")
+        notes.append(
+            f"several NVRTCs are installed, and {found['used']} is used, as cuda-bindings asks for it: {others}"
+        )
     major = re.search(r" (\d+)\.|libnvrtc\.so\.(\d+)", found["used"])
     if driver and major and int(driver.split(".")[0]) < int(major[1] or major[2]):
         missing.append(

@@ -154,6 +154,11 @@ def test_verify_finds_damage_and_prune_removes_it(cache, run, document):
     assert run("cache", "verify")[0] == 0
 
 
+def test_verify_of_no_folder_fails(cache, run, tmp_path):
+    absent = str(tmp_path / "absent")
+    assert f"there is no folder {absent}" in refused(run, "cache", "verify", "--folder", absent)
+
+
 @pytest.mark.parametrize("action", ["verify", "prune"])
 def test_what_killed_writers_left_is_deleted(action, cache, document):
     half = Path(f"{cache.path('kernel', KEYS[0])}.1.0123abcd.tmp")
@@ -435,7 +440,10 @@ def test_info_describes_a_machine_and_notes_a_second_nvrtc(machine, run, monkeyp
     two = ["nvidia_cuda_nvrtc_cu12 12.9.86 in /here", "nvidia_cuda_nvrtc 13.0.88 in /there"]
     monkeypatch.setattr(compiler, "installed", lambda: two)
     assert machine.missing() == []
-    assert "several NVRTCs are installed, and nvidia_cuda_nvrtc_cu12 12.9.86 is used: " in run("info")[1]
+    assert (
+        "several NVRTCs are installed, and nvidia_cuda_nvrtc_cu12 12.9.86 is used, as cuda-bindings " in run("info")[1]
+    )
+    assert "ninstall" not in run("info")[1]
 
 
 def test_every_installed_nvrtc_is_found(monkeypatch, tmp_path):
