@@ -31,7 +31,7 @@ __all__ = ["DiskCache", "digest"]
 # Lock files are never deleted, or two processes could hold "the" lock; so they are few: one for these digits of a key.
 _LOCK_DIGITS = 3
 _LOCK_SECONDS = 30.0  # longer than a compile takes on a host with more processes than cores
-_TOUCH_SECONDS = 24 * 3600.0  # how rarely a hit is noted, for what is evicted first
+_TOUCH_SECONDS = 60.0  # how rarely a hit is noted, for what is evicted first
 # What a writer leaves that was killed is told by its lock; by its age where there are none, or nobody looks at them.
 _WRITING_SECONDS = 0.5  # far longer than a writer has its file before its lock
 _ABANDONED_SECONDS = 3600.0
@@ -75,7 +75,7 @@ class DiskCache:
         self._own = Folder(folder) if folder is not None else None
         self._folders = [self._own] if self._own else []
         if read_only_folder is not None:
-            self._folders.append(Folder(read_only_folder))
+            self._folders.append(Folder(read_only_folder, expected=True))
         self._writable = folder is not None
         self._bytes_until_prune = 0
 
@@ -104,11 +104,15 @@ class DiskCache:
             read = folder.read(name)
             found = parse_entry(read[0]) if read else None
             if read and found and found[0]["key"] == key:
-                if folder is self._own and time.time() - read[1].st_mtime > _TOUCH_SECONDS:
-                    with contextlib.suppress(OSError):
-                        os.utime(os.path.join(folder.path, name))
+                self._note(folder, name, read[1])
                 return found[1]
         return None
+
+    def _note(self, folder: Folder, name: str, status: os.stat_result) -> None:
+        """Note a hit, so that it is not deleted as unused."""
+        if folder is self._own and time.time() - status.st_mtime > _TOUCH_SECONDS:
+            with contextlib.suppress(OSError):
+                os.utime(os.path.join(folder.path, name))
 
     def get_any(self, stem: str, source: str, own: bool = True) -> bytes | None:
         """Return the bytes of an entry of the same source, whatever compiled it; None where there is none.
@@ -124,25 +128,27 @@ class DiskCache:
         """
         for folder in self._folders:
             candidates = []
-            for about, payload in self._of_stem(folder, stem) if own or folder is not self._own else ():
+            for name, status, about, payload in self._of_stem(folder, stem) if own or folder is not self._own else ():
                 if about.get("source") == source:
                     # A cubin before PTX; and an older compiler's code is what more drivers take.
                     order = about.get("kind") == "ptx", _natural(str(about.get("compiler")))
-                    candidates.append((order, payload))
+                    candidates.append((order, name, status, payload))
             if candidates:
-                return min(candidates)[1]
+                _, name, status, payload = min(candidates)
+                self._note(folder, name, status)
+                return payload
         return None
 
     def abouts(self, stem: str) -> list[dict[str, Any]]:
         """Return what the entries of a stem say of themselves, whatever their keys are."""
-        return [about for folder in self._folders for about, _ in self._of_stem(folder, stem)]
+        return [about for folder in self._folders for _, _, about, _ in self._of_stem(folder, stem)]
 
-    def _of_stem(self, folder: Folder, stem: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    def _of_stem(self, folder: Folder, stem: str) -> Iterator[tuple[str, os.stat_result, dict[str, Any], bytes]]:
         for name in folder.find(stem):
             read = folder.read(name)
             found = parse_entry(read[0]) if read else None
-            if found and found[0]["stem"] == stem and found[0]["key"].startswith(name[-24:]):
-                yield found
+            if read and found and found[0]["stem"] == stem and found[0]["key"].startswith(name[-24:]):
+                yield name, read[1], *found
 
     @contextlib.contextmanager
     def claim(self, stem: str, key: str) -> Iterator[bytes | None]:

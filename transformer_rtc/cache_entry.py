@@ -18,6 +18,9 @@ _FORMAT = b"transformer_rtc cache entry 2\n"
 ENTRY_NAME = r"[^/]+\.[0-9a-f]{24}"
 TEMPORARY_NAME = r"[^/]+\.[0-9a-f]{24}\.\d+\.[0-9a-f]{8}\.tmp"
 _KEY = r"[0-9a-f]{64}"
+# An entry's name has at most 120 characters, so that the temporary one, of up to 21 more, has no more than the 143 that
+# eCryptfs takes.
+_MOST_STEM, _DIGITS = 95, 24
 
 
 def sha256(content: bytes) -> str:
@@ -60,7 +63,7 @@ class Entry(NamedTuple):
     bytes : int
         Of the file.
     used : float
-        When it was written, or last read give or take a day; seconds since 1970.
+        When it was written, or last read give or take a minute; seconds since 1970.
     about : dict or None
         What it is, such as its ``"symbol"`` and ``"target"``. None: it is damaged, or cannot be read.
     """
@@ -73,9 +76,9 @@ class Entry(NamedTuple):
 
 def name_start(stem: str) -> str:
     """Return how the names of a stem's entries start; 24 digits of a key follow."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", stem)[:120] + "."
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", stem)[:_MOST_STEM] + "."
 
 
 def name_of(stem: str, key: str) -> str:
     """Return the name of an entry's file: its stem, for people, and the start of its key."""
-    return name_start(stem) + key[:24]
+    return name_start(stem) + key[:_DIGITS]

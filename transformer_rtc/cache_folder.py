@@ -39,10 +39,19 @@ def make_folders(path: str) -> None:
 
 
 class Folder:
-    """A folder whose entries are read, if nobody else could have put them there."""
+    """A folder whose entries are read, if nobody else could have put them there.
 
-    def __init__(self, path: str) -> None:
+    Parameters
+    ----------
+    path : str
+        Where it is.
+    expected : bool
+        Whether it is a mistake that there is none, which is told once.
+    """
+
+    def __init__(self, path: str, expected: bool = False) -> None:
         self.path = path
+        self._expected = expected
         self._trusted: bool | None = None
 
     def trusted(self) -> bool:
@@ -50,7 +59,15 @@ class Folder:
         if self._trusted is None:
             try:
                 reason = distrust(os.stat(self.path))
-            except OSError:
+            except OSError as error:
+                if self._expected:
+                    self._expected = False
+                    warnings.warn(
+                        f"transformer_rtc finds no read-only kernel cache: {error}. Set or unset "
+                        f"TRANSFORMER_RTC_READ_ONLY_CACHE_DIR",
+                        RuntimeWarning,
+                        stacklevel=4,
+                    )
                 return False
             self._trusted = reason is None
             if reason:

@@ -32,6 +32,7 @@ def make(compiler, tmp_path):
 
     def make(identity="nvrtc 1", own="own", shipped="shipped", **changes) -> KernelManager:
         compiler.really = identity
+        (tmp_path / "shipped").mkdir(exist_ok=True)
         cache = DiskCache(str(tmp_path / own), str(tmp_path / shipped) if shipped else None)
         return KernelManager(cache, compiler, lambda: identity, dataclasses.replace(SETTINGS, **changes))
 

@@ -355,6 +355,14 @@ def test_a_second_folder_is_read_after_the_first_and_never_written(cache, tmp_pa
     assert [(entry.name, entry.stat().st_mtime) for entry in os.scandir(image.folder)] == before
 
 
+def test_a_second_folder_that_is_not_there_costs_one_warning(cache, tmp_path):
+    cache.put("kernel", KEY, PAYLOAD, {})
+    both = DiskCache(cache.folder, str(tmp_path / "absent"))
+    with pytest.warns(RuntimeWarning, match=r"no read-only kernel cache: .*absent.*READ_ONLY_CACHE_DIR") as caught:
+        assert both.get("kernel", OTHER) is None and both.get_any("kernel", "source") is None
+    assert len(caught) == 1 and both.get("kernel", KEY) == PAYLOAD
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_second_folder_serves_where_there_is_no_first(cache):
     cache.put("kernel", KEY, PAYLOAD, {})
@@ -417,13 +425,18 @@ def test_a_reader_of_what_is_deleted_reads_on(cache):
     assert found and found[1] == PAYLOAD and cache.get("kernel", KEY) is None
 
 
-def test_a_hit_is_noted_at_most_once_a_day(cache):
-    cache.put("kernel", KEY, PAYLOAD, {})
+def test_a_hit_is_noted_at_most_once_a_minute_and_keeps_an_entry_from_being_pruned(cache):
+    cache.put("kernel", KEY, PAYLOAD, {"source": "source"})
     path, now = cache.path("kernel", KEY), time.time()
-    for age, noted in ((23 * 3600, False), (25 * 3600, True)):
+    for age, noted in ((50, False), (70, True), (25 * 3600, True)):
         os.utime(path, (now - age,) * 2)
         assert cache.get("kernel", KEY) == PAYLOAD
         assert (os.stat(path).st_mtime >= now - 1) == noted
+    assert cache.prune(unused_seconds=3600) == []
+    os.utime(path, (now - 7200,) * 2)
+    assert cache.get_any("kernel", "source") == PAYLOAD and cache.prune(unused_seconds=3600) == []
+    os.utime(path, (now - 7200,) * 2)
+    assert cache.prune(unused_seconds=3600) == [os.path.basename(path)]
 
 
 def test_what_killed_writers_left_is_deleted_once_it_is_old(cache):
