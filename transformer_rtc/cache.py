@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .cache_entry import ENTRY_NAME, TEMPORARY_NAME, Entry, encode_entry, name_of, parse_entry, sha256
-from .cache_folder import Folder, distrust, make_folders
+from .cache_folder import Folder, make_folders, own_path
 from .cache_locks import close, held, open_held, write_file
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class DiskCache:
     Parameters
     ----------
     folder : str or None
-        None keeps nothing.
+        None keeps nothing. In a sticky one that others may write to, a folder of the user's own is used.
     read_only_folder : str or None
         Where else an entry is looked for.
     max_bytes : int
@@ -67,15 +67,15 @@ class DiskCache:
         lock_seconds: float = _LOCK_SECONDS,
         uses_companion: bool = False,
     ) -> None:
-        self.folder = folder
+        self.folder = own_path(folder) if folder is not None else None
         self.read_only_folder = read_only_folder
         self.max_bytes = max_bytes
         self._lock_seconds = lock_seconds
         self._uses_companion = uses_companion
-        self._own = Folder(folder) if folder is not None else None
+        self._own = None if self.folder is None else Folder(self.folder, private=self.folder != folder)
         self._folders = [self._own] if self._own else []
         if read_only_folder is not None:
-            self._folders.append(Folder(read_only_folder, expected=True))
+            self._folders.append(Folder(read_only_folder, read_only=True))
         self._writable = folder is not None
         self._bytes_until_prune = 0
 
@@ -269,7 +269,7 @@ class DiskCache:
     def refusal(self) -> str | None:
         """Return why the folder is not used, as others could have put there what would run; None: they could not."""
         try:
-            return distrust(os.stat(self.folder)) if self.folder is not None else None
+            return self._own.refusal() if self._own else None
         except OSError:
             return None
 

@@ -1,6 +1,7 @@
 """A folder of the cache: who may write to it, and reading from one that is trusted.
 
-What is read there runs as the caller's code. So a folder or a file that other users may write to is not read.
+What is read there runs as the caller's code. So a folder or a file that other users may write to is not read. Where the
+folder is sticky, as /tmp is, nobody can put another one in the place of a folder in it: one of the user's own is used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import warnings
 
 from .cache_entry import name_start
 
-__all__ = ["Folder", "distrust", "make_folders"]
+__all__ = ["ADVICE", "Folder", "distrust", "make_folders", "own_path"]
+
+ADVICE = (
+    "Where this user may not change that, as in a pod, set TRANSFORMER_RTC_CACHE_DIR to a folder of its own; if all "
+    "who may write there are trusted, to a new one in it, made by mkdir -m 700"
+)
 
 
 def distrust(status: os.stat_result) -> str | None:
@@ -25,15 +31,32 @@ def distrust(status: os.stat_result) -> str | None:
     return None
 
 
+def own_path(path: str) -> str:
+    """Return the folder that is used where one is named: one of the user's own in a sticky one, else itself."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return path
+    # Who owns a sticky folder may rename what is in it.
+    if _is_shared(status) and status.st_uid in (os.geteuid(), 0):
+        return os.path.join(path, f"transformer_rtc-{os.geteuid()}")
+    return path
+
+
+def _is_shared(status: os.stat_result) -> bool:
+    """Whether it is a sticky folder that others may write to."""
+    return bool(status.st_mode & stat.S_ISVTX and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
 def make_folders(path: str) -> None:
-    """Make a folder, and those above it, in which nobody else may write."""
+    """Make a folder, and those above it, in which nobody else may write; in a sticky one, for the user alone."""
     # os.makedirs gives its mode to the last one only: under umask 0, others could write to those above.
     if not os.path.isdir(path):
         above = os.path.dirname(path)
         if above and above != path:
             make_folders(above)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o755)
+            os.mkdir(path, 0o700 if _is_shared(os.stat(above or ".")) else 0o755)
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
@@ -45,23 +68,47 @@ class Folder:
     ----------
     path : str
         Where it is.
-    expected : bool
-        Whether it is a mistake that there is none, which is told once.
+    read_only : bool
+        Whether it is only read: then it is a mistake that there is none, which is told once.
+    private : bool
+        Whether others may write to the folder that it is in: it is looked at again at each opening, must be no link,
+        and nobody else may read it.
     """
 
-    def __init__(self, path: str, expected: bool = False) -> None:
+    def __init__(self, path: str, read_only: bool = False, private: bool = False) -> None:
         self.path = path
-        self._expected = expected
+        self._read_only = read_only
+        self._told = False
+        self._private = private
         self._trusted: bool | None = None
+
+    def refusal(self) -> str | None:
+        """Return why it is not used; None: nobody else could have put there what would run.
+
+        Raises
+        ------
+        OSError
+            If it is not there.
+        """
+        if not self._private:
+            return distrust(os.stat(self.path))
+        status = os.lstat(self.path)
+        if not stat.S_ISDIR(status.st_mode):
+            return "it is no folder"
+        if status.st_uid != os.geteuid():
+            return f"it belongs to user {status.st_uid}, and this is user {os.geteuid()}"
+        if status.st_mode & 0o077:
+            return f"it is not this user's alone (mode {stat.S_IMODE(status.st_mode):04o}; chmod 700 mends it)"
+        return None
 
     def trusted(self) -> bool:
         """Whether it is there, and none but the caller and root may write to it; a refusal is told once."""
-        if self._trusted is None:
+        if self._trusted is None or (self._private and self._trusted):
             try:
-                reason = distrust(os.stat(self.path))
+                reason = self.refusal()
             except OSError as error:
-                if self._expected:
-                    self._expected = False
+                if self._read_only and not self._told:
+                    self._told = True
                     warnings.warn(
                         f"transformer_rtc finds no read-only kernel cache: {error}. Set or unset "
                         f"TRANSFORMER_RTC_READ_ONLY_CACHE_DIR",
@@ -73,7 +120,7 @@ class Folder:
             if reason:
                 warnings.warn(
                     f"transformer_rtc does not use the kernel cache {self.path}, as what is in it would run as this "
-                    f"user's code: {reason}",
+                    f"user's code: {reason}{'' if self._read_only else f'. {ADVICE}'}",
                     RuntimeWarning,
                     stacklevel=4,
                 )

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from . import _native, compiler, manifest, static
+from .cache_folder import ADVICE
 from .companion import MANIFEST
 from .device import device_limits, is_too_old, too_old
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError
@@ -147,7 +148,8 @@ def _cache(missing: list[str]) -> dict[str, Any]:
         reason = cache.refusal()
         if reason:
             missing.append(
-                f"a cache: {cache.folder} is not used, as what is in it would run as this user's code: {reason}"
+                f"a cache: {cache.folder} is not used, as what is in it would run as this user's code: {reason}. "
+                f"{ADVICE}"
             )
         elif not os.path.isdir(existing) or not os.access(existing, os.W_OK):
             missing.append(f"a cache: {existing} cannot be written; set TRANSFORMER_RTC_CACHE_DIR to a folder that can")

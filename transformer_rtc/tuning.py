@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .cache_folder import make_folders
+from .cache_folder import make_folders, own_path
 from .cache_locks import write_file
 from .checks import is_integer
 from .declaration import declaration_of
@@ -193,7 +193,8 @@ def files_for(device: str, options: Settings | None = None) -> list[str]:
     if options.tuning:
         return [] if options.tuning == "off" else [options.tuning]
     name = f"tuning.{re.sub('[^A-Za-z0-9]+', '-', device).strip('-')}.jsonl"
-    return [os.path.join(folder, name) for folder in (options.cache_dir, options.read_only_cache_dir) if folder]
+    own = options.cache_dir and own_path(options.cache_dir)
+    return [os.path.join(folder, name) for folder in (own, options.read_only_cache_dir) if folder]
 
 
 def file_for(device: str, options: Settings | None = None) -> str | None:

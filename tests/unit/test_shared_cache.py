@@ -254,7 +254,7 @@ def test_a_claim_ends_however_its_block_does(cache):
 # ---- Who may write there --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o720, 0o702])
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
 def test_a_folder_that_others_may_write_to_is_refused_with_one_warning(cache, mode):
     cache.put("kernel", KEY, PAYLOAD, {})
     os.chmod(cache.folder, mode)
@@ -268,6 +268,57 @@ def test_a_folder_that_others_may_write_to_is_refused_with_one_warning(cache, mo
     assert len(caught) == 1 and os.listdir(cache.folder) == [os.path.basename(cache.path("kernel", KEY))]
     os.chmod(cache.folder, 0o755)
     assert DiskCache(cache.folder).get("kernel", KEY) == PAYLOAD
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_in_a_sticky_folder_one_of_the_users_own_is_used(tmp_path, umask):
+    os.chmod(tmp_path, 0o1777)
+    before = os.umask(umask)
+    try:
+        first = DiskCache(str(tmp_path))
+        with first.claim("kernel", KEY):
+            first.put("kernel", KEY, PAYLOAD, {})
+    finally:
+        os.umask(before)
+    assert os.listdir(tmp_path) == [f"transformer_rtc-{os.geteuid()}"]
+    assert stat.S_IMODE(os.stat(first.folder).st_mode) == 0o700 and len(first.names()) == 1
+    assert DiskCache(str(tmp_path)).get("kernel", KEY) == first.get("kernel", KEY) == PAYLOAD
+
+
+def replaced(folder: str) -> None:
+    os.rename(folder, f"{folder}.moved")
+    os.symlink(f"{folder}.moved", folder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda folder: os.chmod(folder, 0o750), "it is not this user's alone .mode 0750; chmod 700 mends it.*pod"),
+        (replaced, "it is no folder"),
+    ],
+    ids=["mode", "link"],
+)
+def test_the_users_own_folder_in_a_sticky_one_is_looked_at_at_each_opening(spoil, told, tmp_path):
+    os.chmod(tmp_path, 0o1777)
+    cache = DiskCache(str(tmp_path))
+    cache.put("kernel", KEY, PAYLOAD, {})
+    assert cache.get("kernel", KEY) == PAYLOAD
+    spoil(cache.folder)
+    with pytest.warns(RuntimeWarning, match=told) as caught:
+        assert cache.get("kernel", KEY) is None is cache.get("kernel", KEY)
+    assert len(caught) == 1 and cache.refusal()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("above", [True, False])
+def test_another_users_sticky_folder_or_folder_in_one_is_refused(above, tmp_path):
+    os.chmod(tmp_path, 0o1777)
+    cache = DiskCache(str(tmp_path))
+    cache.put("kernel", KEY, PAYLOAD, {})
+    os.chown(tmp_path if above else cache.folder, 12345, -1)
+    with pytest.warns(RuntimeWarning, match="it belongs to user 12345, and this is user 0"):
+        assert DiskCache(str(tmp_path)).get("kernel", KEY) is None
 
 
 def test_a_folder_of_another_user_is_refused_and_one_of_root_is_not(cache, monkeypatch):

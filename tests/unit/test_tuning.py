@@ -101,6 +101,9 @@ def test_the_environment_says_which_file_is_read(tmp_path):
     assert files() == (str(own / name), [str(own / name), str(image / name)])
     assert files(cache=None) == (None, [str(image / name)])
     assert files("off") == (None, []) and files("/a/file") == ("/a/file", ["/a/file"])
+    own.mkdir()
+    own.chmod(0o1777)
+    assert files()[0] == str(own / f"transformer_rtc-{os.geteuid()}" / name)
 
 
 def test_rows_of_an_image_hold_beside_one_s_own(tmp_path, monkeypatch):
