@@ -121,10 +121,9 @@ class Lookup:
 
     def miss(self, spec: KernelSpec, target: Target, key: str) -> str:
         """Return what a message says of a kernel that is missing: where, under which key, and what is there instead."""
-        where = f"the cache {self._cache.folder}"
-        if self._cache.read_only_folder is not None:
-            where += f" and the read-only cache {self._cache.read_only_folder}"
-        told = f"{spec.symbol} for {target} is not in {where} under the key {key}"
+        folders = {"the cache": self._cache.folder, "the read-only cache": self._cache.read_only_folder}
+        where = " and ".join(f"{name} {folder}" for name, folder in folders.items() if folder is not None)
+        told = f"{spec.symbol} for {target} is not in {where or 'a cache, as there is none,'} under the key {key}"
         about = self._cache.abouts(f"{spec.symbol}.{target}")
         source, identity = self.key(spec, target, ""), toolchain_of(target, self._nvrtc).identity()
         others = sorted({str(one.get("compiler")) for one in about if one.get("source") == source})

@@ -20,7 +20,7 @@ from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import ArgumentError, CompileError, LaunchError, SimulationError
 from transformer_rtc.settings import read as read_settings
 from transformer_rtc.simulator import toolchain
-from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, STATIC_ARCHITECTURES, TextSpec
+from transformer_rtc.spec import ARCHITECTURES, BFLOAT16, TextSpec
 
 pytestmark = pytest.mark.usefixtures("kernels")
 ONE = (1, 1, 1)
@@ -96,7 +96,7 @@ def test_parameters_of_another_size_and_a_stream_are_refused(writes, kernels):
         kernels.compile(text, "mine", FIELDS, SimulatedDevice())
 
 
-@pytest.mark.parametrize("architecture", STATIC_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_launches_beyond_the_limits_are_refused(architecture, writes):
     kernel, limits = writes(SimulatedDevice(architecture, multiprocessors=2)), ARCHITECTURES[architecture]
     most, resident = limits.max_cluster_size, 2 * kernel.max_active_ctas((256, 1, 1))
