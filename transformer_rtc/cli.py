@@ -200,7 +200,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     cache = _cache_of(arguments)
     if not os.path.isdir(cache.folder or ""):
-        raise _Failure(f"there is no folder {cache.folder}")
+        raise Failure(f"there is no folder {cache.folder}")
     removed = _remove_abandoned(cache)
     entries = cache.entries()
     damaged = [entry.name for entry in entries if entry.about is None]

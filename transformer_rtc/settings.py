@@ -20,8 +20,8 @@ _PREFIX = "TRANSFORMER_RTC_"
 _NAMES = frozenset(
     _PREFIX + name
     for name in (
-        "CACHE_DIR", "CACHE_SIZE", "COMPANION", "FORCE_STATIC", "LOG", "ON_COMPILE", "OTHER_NVRTC", "READ_ONLY_CACHE_DIR",
-        "RECORD", "SIMULATE", "TUNING",
+        "CACHE_DIR", "CACHE_SIZE", "COMPANION", "FORCE_STATIC", "LOG", "ON_COMPILE", "OTHER_NVRTC",
+        "READ_ONLY_CACHE_DIR", "RECORD", "SIMULATE", "TUNING",
     )
 )  # fmt: skip
 
