@@ -82,6 +82,7 @@ def reference() -> dict[str, str]:
         "manifest": ["ManifestEntry"],
         "recording": ["record"],
         "select": ["implementations", "using"],
+        "signatures": ["ArrayLike"],
         "simulator.device": ["SimulatedDevice"],
         "spec": ["Field", "KernelSpec", "Params", "TextSpec"],
         "warming": ["WarmupRecord", "warmup"],
