@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +12,7 @@ from bad_values import interface, stream_object
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_rtc import _native, rms_norm
+from transformer_rtc import _native, rms_norm, using
 from transformer_rtc.arrays import DeviceArray, dtype_id, staged
 from transformer_rtc.arrays.dtypes import storage_dtype
 from transformer_rtc.arrays.framework import RawView, element_strides
@@ -285,3 +286,11 @@ def test_the_callers_context_stays_current_whatever_jax_makes_current(fake_drive
         print(_native.current_context() == before, len(made))
     """
     assert fake_driver(script) == ["True 1", "True 2", "True 3"]
+
+
+def test_numpy_has_no_bfloat16_without_ml_dtypes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    x = np.ones((2, 8), np.float32)
+    refusal = "rms_norm: out_dtype is bfloat16, of which numpy has arrays only with ml_dtypes: pip install ml_dtypes"
+    with using("simulator"), pytest.raises(ArgumentError, match=refusal):
+        rms_norm(x, x[0], out_dtype="bfloat16")

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _native
+from ..arguments import OutputDType
 from ..errors import ArgumentError, DeviceNotFoundError
 from ..spec import DTYPES
 from .detection import framework_type, type_name
 from .dlpack import HOST, ON_GPU, ON_HOST
+from .dtypes import dtype_id
 from .framework import Framework, RawView, check_addressable
 from .given import GivenArray, arrays_of
 from .simulated import call_simulated
@@ -60,6 +62,13 @@ def call(
             )
         if written:
             framework.check_out(argument_name)
+    for argument, value in zip(declaration.arguments, values, strict=True):
+        if isinstance(argument, OutputDType) and value is not None:
+            try:
+                dtype = dtype_id(value)
+            except ArgumentError:
+                continue  # the native call says what it takes
+            framework.check_dtype(dtype, f"{name}: {argument.keyword}")
     given_arrays = [given.array for given in arrays]
     if dispatch is not None and framework.dispatches(given_arrays):
         return dispatch(*values)

@@ -96,6 +96,9 @@ class Framework:
     def check_out(self, argument: str) -> None:
         """Refuse an output given by the user where arrays are immutable."""
 
+    def check_dtype(self, dtype: int, argument: str) -> None:
+        """Refuse the data type of an output that the framework has no arrays of."""
+
 
 def element_strides(strides: Sequence[int] | None, shape: tuple[int, ...], size: int, argument: str) -> tuple[int, ...]:
     if strides is None:

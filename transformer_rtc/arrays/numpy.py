@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import AllocationError, ArgumentError
+from ..spec import DTYPES
 from .dlpack import CPU
-from .dtypes import storage_dtype
+from .dtypes import numpy_dtype, storage_dtype
 from .framework import Framework, RawView, element_strides
 
 
@@ -23,6 +24,15 @@ class Numpy(Framework):
         dtype = self._dtype_of(array.dtype, argument)
         strides = element_strides(array.strides, array.shape, array.itemsize, argument)
         return RawView(array.ctypes.data, array.shape, strides, dtype, CPU, 0, not array.flags.writeable)
+
+    def check_dtype(self, dtype: int, argument: str) -> None:
+        try:
+            numpy_dtype(dtype)
+        except ImportError as error:
+            name = DTYPES[dtype].name
+            raise ArgumentError(
+                f"{argument} is {name}, of which numpy has arrays only with ml_dtypes: pip install ml_dtypes"
+            ) from error
 
 
 def host_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
