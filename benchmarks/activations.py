@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bandwidth of the activations and of add, beside the best copy with as many reads and writes, torch and Liger.
 
 A call allocates its outputs, or torch's autograd does. The L2 cache is flushed before every launch, providers are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bandwidth of the operators, beside the best copy of the run and every peer that can be imported.
 
 GB/s counts each input read once and each output written once, the weights and their gradients included and one number a

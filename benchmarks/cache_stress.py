@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stress the shared cache: one compile for many processes, killed ones, damaged entries, and the cost of a hit.
 
 Needs no GPU. Prints what it measured, and exits with 1 if anything was not as it must be.

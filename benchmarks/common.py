@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the benchmarks share: the machine's description, statistics, tables, JSON, and rotated timing on a GPU."""
 
 from __future__ import annotations

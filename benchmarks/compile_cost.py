@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What compiling costs: every class of kernel at well-known sizes, for whole rows and for unaligned ones, beside an
 empty kernel; loads and first calls on a GPU; and the kernels that were compiled when the package was built. Softmax has
 one kernel for the lengths of a bucket.

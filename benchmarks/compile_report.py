@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What compile_cost.py has measured, as tables and a plot."""
 
 from __future__ import annotations

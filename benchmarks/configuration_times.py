@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads what configurations.py has written: the times of a request's configurations, in each run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast every configuration that a request may have is, on this GPU: what the default one and a tuner's choice lose.
 
 Each configuration is timed at two placements of the arrays, the fastest ones, the default one and the rule's again at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoding by a Llama's layers, one token for each sequence at a time, in a CUDA graph: what the norms take of it.
 
 The model has random weights, grouped heads and a cache of keys and values of fixed length. A replay of the graph embeds

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first step of a model in this process, from after its construction to the end of the step.
 
 train_step.py runs this program in fresh processes, with empty and with full caches.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fits the weights of the rules that choose configurations to what configurations.py has measured.
 
 It tells how good the rules are: of each measured case, a rule's configuration is compared with the fastest one of the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The floor of a call's host time: views arrays, allocates outputs and launches an empty kernel, through the
 // framework's DLPack exchange table. A backward call has two outputs, a workspace and two launches. No check of any
 // argument. Built and used by host_overhead.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a call costs the host: rms_norm and rms_norm_backward beside torch's operators and the bare floors: a call that
 views two arrays, allocates an output and launches an empty kernel; and for the gradient one that views four, allocates
 two outputs and a workspace and launches twice. And what small calls cost the device, inside a captured graph.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a call costs the host in training: without a gradient, forward where autograd records one, and with backward.
 
 rms_norm, layer_norm and softmax beside torch's own, and Liger's where it is installed, on bfloat16 rows. Host times are

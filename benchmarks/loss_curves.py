@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses of training runs that differ in nothing but the norms: a task that a model learns, and runs on it.
 
 A run is of a small Llama on tokens of a Markov chain. Runs of one seed have the same weights at first and the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process that runs for days keeps: memory over many calls, and over many keys that come and go.
 
 On a GPU the kernels are compiled once and kept on disk, and the calls are torch's. Without one (--simulated) the calls

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What bandwidth.py needs to know of softmax: its arrays, what is expected of it, and how others compute it."""
 
 from __future__ import annotations

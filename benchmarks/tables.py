@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the tables of README.md, docs/performance.md and benchmarks/README.md from the runs in benchmarks/results.
 
 A table stands between two comments of Markdown: ``<!-- table NAME -->`` and ``<!-- end -->``. The runs are those that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables and a plot of what train_step.py measured, made from its raw results."""
 
 from __future__ import annotations

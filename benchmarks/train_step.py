@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training steps of whole models, in which only the norms differ.
 
 A step is forward, loss, backward and AdamW, of a model in bfloat16 with random weights. The ways to run the norms are

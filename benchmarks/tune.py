@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the configurations that are shipped, `transformer_rtc/tuning.json`, of runs of configurations.py.
 
 A case gets one where at least two runs have timed it and the rule's, and it is faster by 3 % and by twice the spread

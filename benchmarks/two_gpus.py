@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Llama with our norms on several GPUs: DDP and FSDP2 beside one GPU, and what a step takes.
 
 Each process trains on its part of a batch. The first gradients, and the loss of every step, have to be those of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a kernel costs that is on disk, from its spec to the loaded kernel, and its parts; beside few entries and many,
 and in a companion wheel beside an empty cache.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole models from Hugging Face's configurations, with random weights, and the ways to run their norms."""
 
 from __future__ import annotations

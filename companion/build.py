@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build the companion wheel, transformer-rtc-kernels: the kernels of well-known models, compiled.
 
     python companion/build.py                       # all of kernels.jsonl, for five architectures: minutes on two cores

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the companion wheel's models ask for, as the lines of its manifest."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models whose kernels the companion wheel has, by their published sizes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a Hugging Face Llama whose norms are transformer_rtc's.
 
 It shows `patch`, which swaps the norms of a model that exists and keeps its parameters, and `warmup`, which compiles

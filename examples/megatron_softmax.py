@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replace the softmax in Megatron-LM's attention.
 
 The module has Megatron's constructor and call, and one kernel does its work for any number of queries and keys, with a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a small transformer whose norms and softmax are transformer_rtc's, in a plain torch loop.
 
 It shows the modules `RMSNorm` and `AddRMSNorm`, which adds to the residual stream and normalises the sum in one kernel,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of data types that are known at run time: for kernels that are complete, and fast for simple rows.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exponential and logarithm: within about one ulp for float results, and faster for narrow ones.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Narrow floating-point formats in plain arithmetic: for the simulator, and for architectures that have no instruction.
 #pragma once
 

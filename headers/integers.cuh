@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements of any type as integers of 64 bits, or as floats; and integers as elements.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a compiler must provide: fixed-width types, launch coordinates, shared memory, warp shuffles, the architecture.
 // This header and ptx.cuh are the only places that differ between NVRTC and the simulator, which runs a kernel's text
 // on the CPU: there TRTC_SIMULATOR is defined, and CUDA's names are what the simulator's prelude makes of them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Inline PTX, an instruction or a few a helper, and beside it what does the same in the simulator. No other header and
 // no kernel contains any.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reductions of the general kernels, over the threads of a CTA that share a row.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reductions of values over the threads that share a row: those of a warp, of a CTA, and of the CTAs of a cluster or of
 // a cooperative grid. Plain functions: shared memory and barriers are the kernel's, and handed in.
 //

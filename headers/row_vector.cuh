@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where rows lie, and vectors: N neighbouring elements of a row, as the 32-bit words that lie in memory, and as floats.
 // Plain functions on small arrays, which the compiler keeps in registers.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether rows are aligned, for the general kernels.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Outputs of 8 bits: a scale of each row, and the largest magnitude of all rows.
 #pragma once
 

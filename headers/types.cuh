@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Storage types. Arithmetic is in float: a value is converted when it is loaded and when it is stored.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vec: N neighbouring elements of a row, held in registers as they lie in memory.
 #pragma once
 

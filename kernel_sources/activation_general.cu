@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The general kernels of activations: function, columns, types and options at run time. `gated`: y is multiplied by
 // `up`, or where there is none, by the second half of each row of x.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The general kernel of addition: all types, which are named as DLPack does, and sizes at run time.
 #pragma once
 

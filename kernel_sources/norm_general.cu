@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The general kernels: hidden size, types and options at run time. Complete for every shape: `Threads` threads have a
 // row, and read it again for each thing they ask of it.
 #pragma once

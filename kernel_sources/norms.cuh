@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Normalization of rows, RMSNorm and LayerNorm: what the general kernels have in common.
 //
 //   y = (x - mean) * rstd * (weight + weight_offset) + bias,   rstd = 1 / sqrt(mean((x - mean)^2) + eps)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The general kernels of softmax: length, types and options at run time. Complete for every shape: `Threads` threads
 // have a row, and read it twice, if it has more than a Vec for each of them.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiers, samples, the folder of compiled kernels, and what tests of several folders share.
 
 CONTRIBUTING.md says what each tier is for and how long it takes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transformer norm, softmax and activation kernels that are compiled by NVRTC the first time they are used."""
 
 import sys

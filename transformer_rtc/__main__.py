@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python3 -m transformer_rtc``: the command line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The native module's interface: see native/*.hpp."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entries of a cache as one file, to carry them to another machine.
 
 A pack is a line that says what it is; for each entry a line with its length, and the entry as it lies in the folder;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kinds of arguments that an operator declares, and the shapes of arrays in symbols. A leaf: no CUDA, no files."""
 
 from __future__ import annotations

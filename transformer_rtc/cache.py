@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """key -> bytes on disk, shared by many processes. Knows no CUDA.
 
 A file is written beside its final name and renamed, so that a reader sees all of it or nothing, and it is checked

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An entry of the cache as a file: its name, and its content.
 
 An entry is one file: a line that says what it is, the digest of the rest, a line of JSON that a person can read, and

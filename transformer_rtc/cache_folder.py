@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A folder of the cache: who may write to it, and reading from one that is trusted.
 
 What is read there runs as the caller's code. So a folder or a file that other users may write to is not read. Where the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locks of the cache's files. The kernel frees a lock when its owner dies, however it does."""
 
 from __future__ import annotations

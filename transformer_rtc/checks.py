@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that several parts make of what a caller gives."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: ``transformer-rtc``, or ``python3 -m transformer_rtc``."""
 
 from __future__ import annotations

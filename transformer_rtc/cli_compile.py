@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``transformer-rtc compile``: a kernel of the user's own, from a file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the commands of the command line print."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arguments of the command line, and its help."""
 
 from __future__ import annotations

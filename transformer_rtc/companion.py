@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that the companion wheel, transformer-rtc-kernels, has compiled: found where it is installed.
 
 For each target it has a pack of cache entries, such as ``sm_90.pack``, and an index that says where in it an entry of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program's text -> machine code: which NVRTC is opened, when, and what it is asked for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an operator is like, and what operators there are. A leaf: no CUDA, no files."""
 
 from __future__ import annotations

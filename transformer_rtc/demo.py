@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run an operator of each family, forward and backward, check it against float64, and time it where there is a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The calls that the demonstration makes: arguments, what they give in float64, and what torch calls for the same."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast the demonstration's calls are on a GPU, beside torch's where it is installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the package asks of a device: a GPU and a simulated one answer alike."""
 
 from __future__ import annotations

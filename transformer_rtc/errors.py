@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every exception that this package raises on purpose."""
 
 from __future__ import annotations

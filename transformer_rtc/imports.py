@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is done when another package is imported, whether that is before or after this one."""
 
 from __future__ import annotations

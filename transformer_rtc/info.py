@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this installation found: versions, devices, the cache, what is missing and the command that mends it."""
 
 from __future__ import annotations

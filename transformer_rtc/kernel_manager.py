@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the parts meet: from a spec to a kernel on a device, through the disk cache and the compiler."""
 
 from __future__ import annotations

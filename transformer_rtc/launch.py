@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A loaded kernel and one launch of it."""
 
 from __future__ import annotations

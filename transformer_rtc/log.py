@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is told by `logging`, under the name ``transformer_rtc``.
 
 `logging` is imported for the first record that anybody may read: most processes have none.

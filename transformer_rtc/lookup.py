@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a kernel's machine code is looked for before it is compiled, and under which key.
 
 First what this compiler made, in the cache's folders; then what another one made of the same source: in the read-only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What operators were asked for, and callers' own kernels, as lines of JSON: written by a run, read by a warm-up."""
 
 from __future__ import annotations

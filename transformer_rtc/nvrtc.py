@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The functions of libnvrtc, called through ctypes. Imported by the first compile of a process.
 
 cuda.bindings has them too, and its import takes longer than most compiles.

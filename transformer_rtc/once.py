@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that are made once, however many threads ask, and a thread that makes one beside its caller."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An operator at run time: its native call, and the plan behind each call."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What shows how far a command is: a bar by tqdm, or lines where it is not installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps what operators are asked for while a program runs, and writes it as a manifest."""
 
 from __future__ import annotations

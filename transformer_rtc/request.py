@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a call asks its operator's family for, and how kernels are launched. A leaf: no CUDA, no files."""
 
 from __future__ import annotations

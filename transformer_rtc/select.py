@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which implementation is chosen, run-time compiled, static or simulated, and what happens to arrays of the host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The environment variables, read once into one frozen value.
 
 Importing the package refuses none of them: `Settings.check` does, where a setting is first needed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the signatures of public functions name; those of operators are in the stub beside each `api.py`."""
 
 from __future__ import annotations

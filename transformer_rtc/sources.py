@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA text that ships with the package, as {name: text}."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a kernel is before it is compiled. Pure: no CUDA, no files."""
 
 from __future__ import annotations

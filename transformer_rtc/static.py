@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that were compiled when the package was built -> bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What compiles for a target: NVRTC for a GPU's, the host's C++ compiler for the simulator's."""
 
 from __future__ import annotations

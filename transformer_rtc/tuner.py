@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the fastest configurations on a GPU, and writes them to its tuning file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times the configurations of a request on a GPU: the arrays of a call, and launches between two events."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tuning files: configurations that were measured to be faster than the default ones, on one device."""
 
 from __future__ import annotations

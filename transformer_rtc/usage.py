@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this process has asked for, kept for manifests. Pure: no CUDA, no files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compile before the first call: what operators, or a manifest of a real run, will ask for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of the site that are no files of docs/: the repository's own pages, and the reference of all public names.
 
 A link from one page to another is relative to the repository there, and to the site here; what is no page of the site,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward of activations, a CTA for each tile of elements (activation/tile.cuh):
 //
 //   dx  = dy * f'(x), or dy * up * f'(x) (GATED)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward of activations, a CTA for each tile of elements (activation/tile.cuh):
 //
 //   y = f(x), or f(x) * up (GATED), times a scale if there is one (HAS_SCALE)

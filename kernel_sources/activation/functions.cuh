@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Activation functions and their derivatives, as floats that are rounded to T.
 //
 //   gelu          x * P(x),                 P(x) = (1 + erf(x / sqrt(2))) / 2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward of gated activations with a scale of each row, a CTA for each row:
 //
 //   row_scale = max |f(x) * up| / the largest number of Output,  y = f(x) * up / row_scale

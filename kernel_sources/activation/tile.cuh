@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tiles of activations' arrays. What a program defines beside what the tile needs: the types Input (x), Up,
 // Gradient (dy), Output, UpOutput and Widest, the wider one of these two; and
 //

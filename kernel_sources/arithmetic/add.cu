@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Addition, a CTA for each tile of elements (arithmetic/vector_tile.cuh): y = x + other, which are broadcast to one
 // shape. What a program defines beside what the tile needs: the types Input (x), Other and Output, any of numbers.
 #pragma once

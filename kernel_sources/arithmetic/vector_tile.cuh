@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The elements of a CTA: vectors that follow each other in a row, and then in the next one. What a program defines:
 // Params, with a geometry and `columns`, and
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward of RMSNorm and LayerNorm. With x' = (x - mean) * rstd, w = weight + weight_offset and means over the row:
 //
 //   dx = rstd * (dy * w - x' * mean(dy * w * x') [- mean(dy * w)]) [+ dresidual]

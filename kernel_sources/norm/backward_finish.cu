@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The second launch of a norm's backward: dweight and dbias, each the sum of the rows of partial sums that groups of
 // CTAs have left, those of each head.
 //

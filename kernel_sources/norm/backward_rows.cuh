@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows of a norm's backward: the ring of slots in shared memory that they come through, and their statistics where
 // these are given.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward of RMSNorm and LayerNorm for rows that do not fit on the chip. norm/backward.cu has the formula;
 // norm/partition.cuh has what a program defines.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the CTAs that share a row exchange VALUES floats each, through BUFFERS buffers in turn. Without CLUSTER and GRID,
 // send() and receive() do nothing.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the forward kernels of RMSNorm and LayerNorm share beside the partition of a row and its statistics.
 //
 //   y = (x - mean) * rstd * (weight + weight_offset) + bias,   rstd = 1 / sqrt(mean((x - mean)^2) + eps)

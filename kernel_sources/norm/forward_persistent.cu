@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward of RMSNorm and LayerNorm, persistent: a group of CTAs works on one row after another. norm/forward.cuh has
 // the formula; norm/partition.cuh has the row partition and what a program defines. Rows come through a ring of STAGES
 // slots in shared memory, so that the next ones are in flight while one is worked on: each thread copies its own

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward of RMSNorm and LayerNorm, rows in registers. norm/forward.cuh has the formula; norm/partition.cuh has the row
 // partition and what a program defines. For each row:
 //

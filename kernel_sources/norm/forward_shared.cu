@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward of RMSNorm and LayerNorm, rows in shared memory. norm/forward.cuh has the formula; norm/partition.cuh has the
 // row partition and what a program defines. A row is brought by asynchronous copies, each thread its own vectors, and
 // read there each time that it is used: registers are better spent on more rows in flight.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the first launch of a norm's backward leaves partial sums of the weight's gradients for the second one: rows of
 // them, [gradient][hidden], each a whole number of vectors.
 #pragma once

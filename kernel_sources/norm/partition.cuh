@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the norms' kernels partition a row, and how its columns travel.
 //
 // CTAS_PER_ROW CTAs share a row. Each has a slice of SLICE columns; the last CTAs may have fewer, or none. A CTA holds

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows in shared memory: how they come there, what is read of them, and the moments of their elements in one pass,
 // about a shift that is known before the mean.
 #pragma once

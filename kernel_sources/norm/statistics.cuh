@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The statistics of a row: mean, and rstd = 1 / sqrt(mean((x - mean)^2) + eps).
 #pragma once
 

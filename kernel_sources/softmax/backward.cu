@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward of softmax for rows that threads hold in registers:
 //
 //   dx = scale * y * (dy - sum(dy * y))   of y = softmax(scale * x)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward of softmax for rows so short that a thread has a whole one (softmax/tiled.cuh):
 //
 //   dx = scale * y * (dy - sum(dy * y))   of y = softmax(scale * x)

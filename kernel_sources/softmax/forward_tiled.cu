@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward of softmax for rows so short that a thread has a whole one (softmax/tiled.cuh):
 //
 //   y = exp(v - m) / (sum(exp(v - m)) [+ exp(sink - m)]),   v = scale * x,   m = max(v [, sink])

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which elements have a gradient: for the backward kernels. Where y is 0, or -infinity for a logarithm,
 // an element took no part: its dx is 0, and its dy counts as 0, whatever it is.
 #pragma once

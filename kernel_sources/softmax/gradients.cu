@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches behind a backward's first one: the gradients of heads' sinks and of a mask of floats.
 #pragma once
 

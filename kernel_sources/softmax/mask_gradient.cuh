@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gradient of a mask of floats.
 // It is dx with a scale of 1, added up over the rows that a row of the mask was broadcast to. Groups of `mask_lanes`
 // threads share these rows: each adds up every `sharers`-th one, in blocks of 32, and then a CTA's add up theirs in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels of softmax share: how a row is partitioned, and how CTAs that share one exchange what they found.
 //
 // A kernel is for whole rows: all begin at aligned addresses, and the number of columns, which a launch says, is a

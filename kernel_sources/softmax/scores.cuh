@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which elements of a row of softmax take part, and what their scores are made of: causal modes, masks, heads' sinks,
 // the scale. And an element's gradient.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gradient of heads' sinks, from what the first launch of a backward has left.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forward and backward of softmax for longer rows, which are in shared memory while the CTAs that share one work
 // on it: loads in flight need no registers, and the loops over it have few instructions. softmax/forward.cu and
 // softmax/backward.cu have the formulas, and softmax/row.cuh the row partition.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows so short that a thread has a whole one, of up to 32 columns: a warp brings its rows, one for each lane, through
 // shared memory, and its results leave by the same way.
 //

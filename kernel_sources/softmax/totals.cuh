@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From the largest score of a row and its sum of exponentials to what makes y of a term: for the forward kernels.
 //
 // A term is 2^24 exp(v - m) (`large_one` in exponential.cuh): an exponential too small for a float keeps its digits. If

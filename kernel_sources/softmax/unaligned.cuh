@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows that begin at any element and have any number of columns (UNALIGNED), read and written in aligned vectors.
 //
 // Slots: where the first column of a CTA's slice is `shift` elements behind an aligned address, column c has slot

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Architectures that the package brings no compiled kernels for: they are warmed up like the others."""
 
 from __future__ import annotations

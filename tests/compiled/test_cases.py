@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of cases tries everything with everything that divides a row otherwise."""
 
 from __future__ import annotations

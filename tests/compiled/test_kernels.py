@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What NVRTC makes of the kernels: that they compile, and what they take of a device. No GPU is asked."""
 
 from __future__ import annotations

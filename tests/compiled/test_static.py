@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The general kernels as the package is built with them."""
 
 from __future__ import annotations

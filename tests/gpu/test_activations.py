@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations on a GPU: the simulator's checks at full size, and every number of 16 bits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addition on a GPU: the simulator's checks, and sizes that the simulator is too slow for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same text on a GPU and in the simulator: the same bits, but for what an approximate instruction decides."""
 
 from __future__ import annotations

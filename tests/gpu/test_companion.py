@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first step of a patched model loads every kernel from the companion wheel, and compiles none."""
 
 from __future__ import annotations

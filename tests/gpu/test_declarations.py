@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An operator that is declared and no more, on a GPU: its output is half as wide as its input."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels that a process forgets, and what many calls and keys leave on a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What frameworks promise of their arrays, and what the operators promise to each framework, on a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operators' calls fuzzed on a GPU, with the kernels that the package brings; fewer of them than in the simulator.
 
 ``FUZZED_CALLS=200000`` makes as many.

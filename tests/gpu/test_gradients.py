@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that torch's autograd records on a GPU, in threads of its own: the bits of the backward operators."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are captured into graphs of torch, CuPy and the driver: cold ones, and several in flight together."""
 
 from __future__ import annotations

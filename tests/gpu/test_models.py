@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole models on a GPU: a warm-up compiles all that a training step needs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The family of norms on a GPU: the checks that the simulator runs too, on torch's tensors."""
 
 from __future__ import annotations

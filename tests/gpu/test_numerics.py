@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What only a GPU shows of the family of norms: rows by the million, runs beside other work, graphs and streams."""
 
 from __future__ import annotations

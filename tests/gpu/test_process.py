@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes of their own on a GPU: settings, forks, contexts and ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Softmax on a GPU: the simulator's checks at full size, on torch's tensors, and what takes many rows or launches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operators of torch on a GPU: compiled, captured into graphs, exported, and under modes and transforms."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tuner on a GPU: what it measures, writes and keeps, and what later calls make of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations in the simulator: kernels for whole rows and unaligned ones, general kernels, scales of 8-bit outputs."""
 
 from __future__ import annotations

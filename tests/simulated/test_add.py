@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addition in the simulator: kernels for whole rows and unaligned ones, and the general kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations that no rule chooses: what a tuner may choose gives right numbers, too."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversions between float32 and narrower formats, on every value that can round in its own way."""
 
 from __future__ import annotations

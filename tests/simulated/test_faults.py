@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checked mode reports each seeded fault where it is, and nothing of the right kernels that they were made from.
 
 Tier 1 runs each right kernel once, and of each the first fault of every kind of report and the first change of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operators' calls fuzzed in the simulator, on the general kernels, so that nothing is compiled on the way.
 
 ``FUZZED_CALLS=200000`` makes as many in the thorough test, about 150 in a second.

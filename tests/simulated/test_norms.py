@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the family of norms promises besides its numbers: where outputs may lie, what is asked for, and edge values."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kernel of the norm family on the CPU, in checked mode, against float64.
 
 What a row gives must depend on nothing else: every test that runs one case in several ways wants the same bits.

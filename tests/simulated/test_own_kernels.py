@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of the user's in the simulator: launches, their limits, the compiler, the cache."""
 
 from __future__ import annotations

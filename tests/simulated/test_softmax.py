@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Softmax in the simulator: every way to hold a row, at every length and alignment, in every type."""
 
 from __future__ import annotations

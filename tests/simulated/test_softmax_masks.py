@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Masks, causal modes and sinks of softmax, and their gradients, in the simulator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vectors of which a row has only a part, in softmax: a GPU reads them whole where the arrays go on beside the row.
 
 The simulator's own text does not, so that the checks hold a kernel to its rows. Here it does, and may read what lies

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Softmax of infinities, NaN, scores that are far from zero or from each other, and of nothing, in the simulator."""
 
 from __future__ import annotations

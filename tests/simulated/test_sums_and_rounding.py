@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of another type than the residual's, and products that are rounded before the weight."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulator as users of the operators meet it: the environment, and arrays of the host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Vec's elements, in the simulator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every activation promises: in the simulator and on a GPU, against float64."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `add` promises, in the simulator and on a GPU: sums in numpy's integers, and in float64."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One table of what every argument of every public function refuses: (message, values) by argument.
 
 A message is a regular expression, filled in with str.format: {name} of the argument, {first} of the operator's first

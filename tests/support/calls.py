@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A case's inputs, its call, and what it must give."""
 
 from __future__ import annotations

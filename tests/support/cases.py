@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one table of cases: numerics, compiles and simulation take theirs from here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A libcuda.so.1 for machines without a GPU: two devices whose memory is the host's and whose kernels do nothing. What
 // it is for are the driver's rules, which it holds more strictly than the driver: what a capture forbids ends the
 // capture, a kernel is loaded when it is first asked about, and whoever calls it after a fork is killed. What asks it

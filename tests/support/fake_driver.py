@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scripts in processes of their own on fake_driver.cpp, which stands for a driver and two GPUs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Right kernels, and seeded faults: each is one change of a right kernel's text, of a header's, or of the launch.
 
 Subjects have rows of them. An indented line goes on with the row before. A row is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels whose CTAs meet, kernels of this package, and their faults: grids, locks, clusters, headers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels whose CTAs do without each other, and their faults: shared memory, warps, bounds, asynchronous copies."""
 
 from __future__ import annotations

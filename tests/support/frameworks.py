@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of each framework: from numpy and back, bit by bit, and with memory around them that must not change."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of the operators with arrays of any layout, types and values that hypothesis draws, good and bad ones.
 
 Each must end in an error of ours, with nothing written, or in what float64 gives, with nothing written elsewhere.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled kernels that all tests, all workers of a run and later runs share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one table of kernels that NVRTC compiles, and what a cubin and ptxas say of one."""
 
 from __future__ import annotations

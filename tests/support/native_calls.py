@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Native operators without kernels: views of memory that is not there, and plans that record what they would launch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every norm promises wherever its rows lie and whatever the other rows are: in the simulator and on a GPU."""
 
 from __future__ import annotations

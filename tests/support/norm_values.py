@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What norms make of values that are no ordinary numbers, and of outputs of 8 bits: in the simulator and on a GPU."""
 
 from __future__ import annotations

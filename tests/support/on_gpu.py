@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts, memory and threads that tests on a GPU share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scripts in Python processes of their own."""
 
 from __future__ import annotations

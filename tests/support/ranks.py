@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that are the ranks of a group of torch.distributed: on the CPU, joined by gloo."""
 
 from __future__ import annotations

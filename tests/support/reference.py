@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What kernels are compared with: float64 references, and how far from them arithmetic in float32 may lead.
 
 The bounds are derived, with u = 2^-24: an operation in float32 errs by at most u of its result. In an `Expected`, the

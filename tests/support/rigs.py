@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a check of the norm family runs: an implementation and a kind of arrays, and cases on arrays of any layout.
 
 The same checks run in the simulator, on numpy's arrays, and on a GPU, on torch's tensors.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What softmax promises, for the simulator and for a GPU: calls on arrays of a rig, held against float64."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Softmax in float64, and what float32 arithmetic may differ from it by.
 
 v = scale * x + mask is rounded to float32 by definition, but for a result of 16 bits without a mask of floats, where

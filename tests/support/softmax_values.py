@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What softmax makes of infinities, NaN, far scores and nothing, for the simulator and for a GPU."""
 
 from __future__ import annotations

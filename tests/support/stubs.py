@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stands for a compiler, a GPU, other threads and other processes in tests of what lies around them."""
 
 from __future__ import annotations

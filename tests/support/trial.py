@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An operator on trial: of the two halves of each row it returns the product, an output half as wide as its input.
 
 It is declared and its kernel is text; no C++ knows it. It stands for what an activation with a gate needs.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user's file, written from the declarations: its lines say which types a type checker must find.
 
 Every public function is called, each operator with each choice of outputs, and wrongly, too.

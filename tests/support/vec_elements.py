@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Vec's elements of a range: what loads and stores them, beside numpy, for every range."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the public functions of each family, and their types, from its declarations. Run it after a change of one."""
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKer
 
 
 _HEAD = """\
+# SPDX-License-Identifier: Apache-2.0
 \"\"\"{title}\"\"\"
 
 # Written by tests/tools/make_api.py: change declarations.py, and run it.
@@ -127,6 +129,7 @@ def _annotation(argument: Argument) -> str:
 # ---- Types -----------------------------------------------------------------------------------------------------------
 
 _STUB_HEAD = """\
+# SPDX-License-Identifier: Apache-2.0
 \"\"\"{title}\"\"\"
 
 # Written by tests/tools/make_api.py: change declarations.py, and run it.

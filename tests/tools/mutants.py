@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every mutant of a CUDA text: the text with one place changed, so that the change is likely a fault."""
 
 from __future__ import annotations

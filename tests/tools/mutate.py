@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Breaks the kernels' texts in one place at a time, and says which of the broken ones no test notices. Run by hand.
 
     python tests/tools/mutate.py --limit 100 --jobs 2                    # by the tests of `pytest`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pytest plugin: records which texts each test runs, or runs the tests on a text that is broken.
 
 mutate.py starts pytest with ``-p mutated`` and says by environment variables which of the two it wants.

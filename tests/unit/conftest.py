@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of several files here share."""
 
 from __future__ import annotations

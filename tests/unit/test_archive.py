@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs carry entries between folders, and nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes together and what does not, and what a plan is asked for with: each argument alone is in test_bad_input.py.
 
 Operators' native calls run on views of memory that is not there.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of every framework but torch, which is in tests/with_torch: what they are, and what comes back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every argument of every public function refuses what the table says, by its name, and before anything is launched."""
 
 from __future__ import annotations

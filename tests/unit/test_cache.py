@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One cache folder: what is kept, what is damaged, and what cannot be written."""
 
 from __future__ import annotations

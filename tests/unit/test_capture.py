@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls while a stream is captured, on a driver that ends a capture at the first thing that it forbids."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of the companion wheel: where they come in the order, and what is a miss."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How rows of any size are divided, for whatever is asked of them. No compiler is asked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demonstration: what it runs, how it checks that, and what it leaves."""
 
 from __future__ import annotations

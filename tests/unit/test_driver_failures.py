@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each call of the driver fails once, as one does without memory: the operator says so, and works the next time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The functions that are made of declarations: their signatures, documentation, and what tools see of them."""
 
 from __future__ import annotations

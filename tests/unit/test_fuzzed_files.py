@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of the cache, packs and manifests, damaged and made up: each is a miss, or refused by an error of ours.
 
 ``FUZZED_FILES=10000`` makes as many of each kind in the thorough tests.

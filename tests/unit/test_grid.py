@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many groups of CTAs a launch has, and what it tells them of rows and heads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `import transformer_rtc` says where it cannot be done."""
 
 from __future__ import annotations

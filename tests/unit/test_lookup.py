@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What another NVRTC has compiled: where it is used, where it is a miss, and what a message says of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One compile and one load for many askers, and what settings, freezes and failures make of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process keeps: kernels, plans and memory, over keys that come and go; on the fake driver."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The native call with every role of arguments: what plans are asked for, what comes back, and launches by two kernels.
 
 How many groups launches have is in test_grid.py, what is refused in test_bad_input.py, test_arguments.py and

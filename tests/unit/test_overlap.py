@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is written overlaps nothing else, and where rows lie is told by two strides: of views of no memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports, forks, spawned processes, threads, devices and ends of the interpreter: with NVRTC, on the fake driver."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The yardstick itself: a reference that accepts anything would hide every fault."""
 
 from __future__ import annotations

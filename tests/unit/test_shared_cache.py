@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cache folder that many processes, users and machines share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configurations that are shipped: of how many cases, within a device's limits, and where another one is taken."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which configurations benchmarks/tune.py ships: those that are faster than the rule's wherever they were timed."""
 
 from __future__ import annotations

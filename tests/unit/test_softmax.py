@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What softmax refuses, by name and before anything is launched, and how its functions pass their arguments on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How rows of softmax are divided: every length, type and device has a launch that it can do and that holds the row."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the modules of the package know of each other, read from their text."""
 
 from __future__ import annotations
@@ -141,3 +142,13 @@ def test_files_are_short():
         if path.suffix in suffixes
     }
     assert {name for name, lines in lengths.items() if lines > MOST_LINES} == LONG
+
+
+def test_every_source_file_names_its_license():
+    root = PACKAGE.parent
+    folders = ("transformer_rtc", "headers", "kernel_sources", "companion", "benchmarks", "tests", "examples", "docs")
+    kinds = (".py", ".pyi", ".cu", ".cuh", ".cpp", ".hpp", ".h")
+    files = [file for folder in folders for file in (root / folder).rglob("*") if file.suffix in kinds]
+    assert len(files) > 100
+    nameless = [file for file in files if "SPDX-License-Identifier: Apache-2.0" not in file.read_text()[:200]]
+    assert not nameless

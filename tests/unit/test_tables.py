@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of the pages are those that the benchmarks' program writes from the runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tuner, with times that are made up; and the calls that it times, in the simulator."""
 
 from __future__ import annotations

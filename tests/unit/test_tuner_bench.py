@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What times configurations, on the fake driver: its kernels do nothing, and its events tell of no time."""
 
 from __future__ import annotations

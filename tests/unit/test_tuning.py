@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of a tuning file. Kernels run in the simulator."""
 
 from __future__ import annotations

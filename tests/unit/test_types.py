@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tools see of the public interface: its names, and what type checkers make of a user's file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run records, and what a warm-up makes of that or of a description."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations in torch: gradients, the modules, and the swap of those that a model has."""
 
 from __future__ import annotations

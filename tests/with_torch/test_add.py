@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addition in torch: types, gradients, compiled code, vmap and DTensors, as torch's own."""
 
 from __future__ import annotations

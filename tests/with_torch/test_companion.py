@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The companion wheel's list is what its models ask for, and a wheel of one model lets it run without a compile."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.compile, export, checkpoints and modes on the public functions and on modules: the bits of eager mode."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models on several ranks: DistributedDataParallel, fully_shard (FSDP2) and SequenceParallel.
 
 A model of this package's norms trains as the same one of torch's does. The cases run in two processes.

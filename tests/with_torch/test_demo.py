@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the demonstration has torch compute is what it holds our results against."""
 
 from __future__ import annotations

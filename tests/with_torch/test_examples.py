@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs in examples/, each at its tiny size on the CPU, as a user runs it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The softmax modules of Megatron-LM and TransformerEngine, against float64 references of their paths through torch."""
 
 from __future__ import annotations

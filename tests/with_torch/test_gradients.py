@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that autograd records: they are those of the backward operators, and what has none is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is imported when: torch and this package in either order, and nothing that an eager process does not need."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norms and softmax as modules: what torch's give in float64, with torch's constructors and state dicts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operators of torch: what torch's own checker says of each, and that they are the public functions."""
 
 from __future__ import annotations

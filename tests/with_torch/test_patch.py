@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norms of whole models, swapped: which are known, what stays as it was, and what a step then asks for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DTensors: operators compute what they compute of the whole, each rank its rows, without more communication than that.
 
 The cases run in four processes, `ranks` starts them. Shapes are such that a rank may have fewer rows than the others,

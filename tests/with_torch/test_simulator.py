@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's tensors of the host in the simulator."""
 
 from __future__ import annotations

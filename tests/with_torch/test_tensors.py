@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of the host: which are taken, and which are refused."""
 
 from __future__ import annotations

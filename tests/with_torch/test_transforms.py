@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.func's transforms: vmap has the bits of a loop, gradients nest, what has no derivative is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What type checkers make of a user's file with tensors and modules."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmarks of whole models run, at a tiny size in the simulator, and what they compute is right."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of any framework, without importing one: what they are, where outputs come from, which stream they are on.
 
 The native call handles arrays whose type has DLPack's exchange table (torch) on a GPU. `call` handles the rest.

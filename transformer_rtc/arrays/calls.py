@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The call of an operator with arrays that need more than a pointer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of CuPy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which framework an array is of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What DLPack says of an array before its framework is asked: its kind of device, and its type's exchange table."""
 
 from __future__ import annotations

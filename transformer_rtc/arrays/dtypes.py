@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data types: their ids, and what numpy and the array interface protocols call them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a call asks of a framework, and what it learns of an array."""
 
 from __future__ import annotations

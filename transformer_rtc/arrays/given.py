@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arrays among the arguments of a call."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of numpy, and memory of the host as numpy sees it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of whatever speaks DLPack or the CUDA array interface."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls with arrays of the host whose kernels are simulated there."""
 
 from __future__ import annotations

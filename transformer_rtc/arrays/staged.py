@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls with arrays of the host that are staged through a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams that callers give, and the context that is theirs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays as the kernels see them: typed views of somebody's memory, and the geometry of their rows.
 #pragma once
 

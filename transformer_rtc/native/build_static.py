@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compile the general kernels into the package. Run by CMake, before there is a native module.
 
 ``plan FOLDER BUILT`` writes the programs, removes what was compiled from others, and prints the files of `FOLDER` that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One call of an operator: what it was given, and how its arrays lie.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is checked of a call's arrays, and what follows of how they lie.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an operator declares: its arguments in the order of the call, and the shapes of its arrays in symbols.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of the DLPack binary interface (version 1) that this module speaks. https://dmlc.github.io/dlpack/latest/
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA driver, opened at run time: the few entry points that the package uses, with every result checked.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The package's own exceptions (transformer_rtc/errors.py), thrown from C++.
 #pragma once
 

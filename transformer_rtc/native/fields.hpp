@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What fills the parameters of a kernel.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hot call of an operator whose gradient torch's autograd records, forward and backward. Which arguments are saved,
 // asked for and returned is worked out in Python (transformer_rtc/torch/autograd.py), once for each kind of call.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How large grids are.
 #include "grid.hpp"
 

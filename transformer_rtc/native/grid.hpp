@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The grids of launches behind the first one.
 #pragma once
 

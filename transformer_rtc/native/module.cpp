@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Python's view of the driver, of arrays of other frameworks, and of the native operators (operator_module.cpp).
 
 #include <pybind11/pybind11.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hot call of an operator: view the arrays, check them, find the plan, allocate outputs, launch. What an operator
 // is like is said by its declaration alone.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Python's view of declarations, plans and operators.
 
 #include <pybind11/pybind11.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Outputs and results: what is allocated, and what a simulated launch is told of all arrays.
 #include <pybind11/pybind11.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which arrays may share memory.
 #include "operator.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is fixed once the data types and sizes of a call are known: the kernels, how they are launched, and what fills
 // their parameters.
 #pragma once

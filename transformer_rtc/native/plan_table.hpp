@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plans of an operator by what they depend on. The last one that was used is found without hashing.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the arguments that are no arrays say: numbers, words, data types, and which outputs are wanted.
 #include <pybind11/pybind11.h>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a row is divided among threads and CTAs: what the families' configurations have in common."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the families' general kernels have in common: their shapes, and the program of all that a family has."""
 
 from __future__ import annotations

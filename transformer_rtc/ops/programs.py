@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the programs of kernels over rows have in common: parameters, definitions or traits, and entry."""
 
 from __future__ import annotations

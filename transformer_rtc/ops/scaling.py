@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What operators with outputs of 8 bits have in common: the arguments of their scales, and what these need."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configurations that are shipped: of cases in which measurements found one that is faster than the rule's."""
 
 from __future__ import annotations

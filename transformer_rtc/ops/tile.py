@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the kernels whose CTAs have tiles of elements have in common (kernel_sources/arithmetic/vector_tile.cuh)."""
 
 from __future__ import annotations

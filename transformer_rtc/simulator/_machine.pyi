@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine's interface: see native/module.cpp."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA's own names, in terms of the simulator's machine. The prelude includes it last.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a simulated GPU is like, and how it runs threads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the machine (native/) and a kernel compiled for it (prelude.h) know of each other. Both include this text.
 #pragma once
 

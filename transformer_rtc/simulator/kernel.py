@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel on a simulated device."""
 
 from __future__ import annotations

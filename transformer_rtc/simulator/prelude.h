@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA C++ as the host's compiler sees it: what NVRTC knows without any header, in terms of the simulator's machine.
 // Included before a kernel's text, which is what NVRTC gets, unchanged. No header of the system is.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program's text -> a module for this machine's CPU, through the host's C++ compiler."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torch needs beside calls on tensors: gradients, modules, whole models. Never imported without torch.
 
 `RMSNorm`, `LayerNorm`, `AddRMSNorm`, `AddLayerNorm`, `Softmax`, `GELU`, `SiLU`, `SwiGLU` and `GEGLU` are modules.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations as modules: those of torch.nn, and gated ones, computed by this package's operators."""
 
 from __future__ import annotations

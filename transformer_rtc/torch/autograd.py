@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators that torch's autograd records: their gradients are those that declarations name."""
 
 from __future__ import annotations

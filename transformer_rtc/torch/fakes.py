@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What operators of torch's return, without its values: shapes and data types, read from declarations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an RMSNorm of another library computes: found out by running it on a little data, not by its name."""
 
 from __future__ import annotations

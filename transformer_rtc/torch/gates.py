@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations and gated MLPs of other libraries: found out by running their forward on a little data."""
 
 from __future__ import annotations

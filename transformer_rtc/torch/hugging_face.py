@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norms of Hugging Face's models through its own ways: `kernelize` and `register_patch_mapping`."""
 
 from __future__ import annotations

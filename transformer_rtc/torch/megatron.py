@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-LM's softmax of attention scores, on our kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norms as modules: those of torch.nn, computed by this package's operators."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operators ``torch.ops.transformer_rtc``: what torch traces, transforms and compiles instead of the native calls.
 
 All of them are made from declarations. An eager call with plain tensors, with a gradient or without, does not come

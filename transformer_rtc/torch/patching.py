@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norms, activations and gated MLPs of a whole model, swapped in place for those of this package."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the softmax modules of Megatron-LM and TransformerEngine have in common: how a mask is applied."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an operator of torch's is like: its schema, and what stands where, read from a declaration."""
 
 from __future__ import annotations

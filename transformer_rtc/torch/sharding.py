@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the operators work on DTensors: which placements of arguments give which placements of results.
 
 All of it is read from declarations. Imported with torch.distributed.tensor: an eager process has neither.

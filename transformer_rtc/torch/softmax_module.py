@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Softmax as a module: that of torch.nn, computed by this package's operator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norms of a sum as modules: a residual is added in the same launch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The public functions under torch.compile: Dynamo traces calls of the operators instead of the native ones.
 
 Imported with torch._dynamo: an eager process has neither.

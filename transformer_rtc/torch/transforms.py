@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operators under torch.vmap: one launch for the whole batch where that is right, or one for each example."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compile before the first step what a model will ask for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations, forward and backward: GELU, SiLU, squared ReLU, and gated ones."""
 
 # Written by tests/tools/make_api.py: change declarations.py, and run it.

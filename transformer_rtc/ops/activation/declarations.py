@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the operators of activations are like: `make_api.py` writes the public functions from it."""
 
 from __future__ import annotations

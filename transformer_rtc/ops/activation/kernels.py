@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The specs of activations' kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arithmetic: the sum of two arrays."""
 
 # Written by tests/tools/make_api.py: change declarations.py, and run it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What addition is like: `make_api.py` writes the public function from it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The general kernel of addition, for every length and type. It is compiled when the package is built."""
 
 from __future__ import annotations

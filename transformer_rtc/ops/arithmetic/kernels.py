@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The spec of addition's kernel."""
 
 from __future__ import annotations

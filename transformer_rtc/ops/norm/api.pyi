@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Normalization of rows: RMSNorm and LayerNorm, forward and backward, with what is fused into them."""
 
 # Written by tests/tools/make_api.py: change declarations.py, and run it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tuned kernels of the norms' backward: that over the rows, and the one that finishes the weight's gradients."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configurations that a norm kernel may have: what a tuner measures, and what a tuning row may say."""
 
 from __future__ import annotations

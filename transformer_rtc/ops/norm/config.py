@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How norm kernels divide a row, and what a CTA keeps of it in shared memory."""
 
 from __future__ import annotations

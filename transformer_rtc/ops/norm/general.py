@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The general kernels of norms, for every shape and type. They are compiled when the package is built."""
 
 from __future__ import annotations

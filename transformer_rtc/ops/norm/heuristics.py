@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which configuration a norm kernel has: of those that there are, the one that a linear rule finds cheapest.
 
 A cost estimates the logarithm of a kernel's time with many rows, up to a constant: a weighted sum of what makes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tuned kernels of norms: what all of them share, and the forward: its program, and how it is launched."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Softmax of rows and its logarithm, forward and backward, scaled, masked and causal."""
 
 # Written by tests/tools/make_api.py: change declarations.py, and run it.

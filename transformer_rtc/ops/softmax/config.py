@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How softmax kernels divide a row: the buckets of lengths, and the configurations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a request of softmax or its logarithm to its kernels."""
 
 from __future__ import annotations

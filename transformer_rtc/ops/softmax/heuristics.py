@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which configuration a softmax kernel has: of those that there are, the one that a linear rule finds cheapest.
 
 A cost is as in `ops/norm/heuristics.py`. It is that of a bucket's longest rows.

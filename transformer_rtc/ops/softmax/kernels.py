@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tuned kernels of softmax: what each is specialised for, its program, and how it is launched."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What comes later: asynchronous copies and stores, and the barriers in shared memory that count them.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What kernels ask of memory: accesses, atomics, fences, polling, other CTAs' addresses; and the table of all calls.
 #include "calls.hpp"
 

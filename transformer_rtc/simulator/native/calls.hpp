@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What kernels ask of the machine: each function is one of interface.h's Machine.
 #pragma once
 

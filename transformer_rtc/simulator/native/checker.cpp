@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What orders accesses, and what is wrong with one.
 #include "machine.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is said of a fault: who had it, where in memory, and for what the others wait.
 #include <cstdio>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stackful fibers: a kernel's threads, run in turn by one thread of the process.
 #pragma once
 

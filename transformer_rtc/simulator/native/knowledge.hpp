@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who knows of what: vector clocks, for thousands of threads that mostly learn of each other in groups.
 //
 // An event is an access of one thread at one tick of its clock. Another thread knows of it if a chain of barriers,

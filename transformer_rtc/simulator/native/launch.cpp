@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a launch starts and ends: where shared memory and arrays lie, and what its clusters start with.
 #include <algorithm>
 #include <cstring>

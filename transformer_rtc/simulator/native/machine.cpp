@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The machine's turns: which thread runs, until all have left or one fails.
 #include "machine.hpp"
 

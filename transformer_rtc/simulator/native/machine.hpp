@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The machine that runs a kernel: CTAs, warps and threads, what they wait for, and what the checker knows of them.
 #pragma once
 

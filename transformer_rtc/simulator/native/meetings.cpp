@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where threads meet: barriers of a CTA and of a cluster, and warps' operations.
 #include "calls.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Python's view of the machine: load a module that the host's compiler made, and run one of its kernels.
 #include <dlfcn.h>
 #include <link.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the checker remembers of memory: for each byte the last write and the reads since, at the coarsest grain that
 // the accesses allow.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What unchecked code does wrong, and what never comes to an end: signals, told as faults.
 #pragma once
 
