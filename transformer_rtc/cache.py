@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import json
 import os
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .cache_entry import ENTRY_NAME, TEMPORARY_NAME, Entry, encode_entry, name_of, parse_entry, sha256
@@ -73,6 +72,7 @@ class DiskCache:
         self.max_bytes = max_bytes
         self._lock_seconds = lock_seconds
         self._uses_companion = uses_companion
+        self._companion: Companion | None = None
         self._own = None if self.folder is None else Folder(self.folder, private=self.folder != folder)
         self._folders = [self._own] if self._own else []
         if read_only_folder is not None:
@@ -80,14 +80,19 @@ class DiskCache:
         self._writable = folder is not None
         self._bytes_until_prune = 0
 
-    @functools.cached_property
+    @property
     def companion(self) -> Companion | None:
         """The companion wheel; None: it is not asked. Imported for the first miss, which most processes have not."""
-        if not self._uses_companion:
-            return None
-        from .companion import Companion
+        # Made without a lock, which a fork could find held: twice does no harm.
+        if self._uses_companion and self._companion is None:
+            from .companion import Companion
 
-        return Companion()
+            self._companion = Companion()
+        return self._companion if self._uses_companion else None
+
+    @companion.setter
+    def companion(self, companion: Companion | None) -> None:
+        self._companion, self._uses_companion = companion, companion is not None
 
     @property
     def writable(self) -> bool:
@@ -115,7 +120,9 @@ class DiskCache:
             with contextlib.suppress(OSError):
                 os.utime(os.path.join(folder.path, name))
 
-    def get_any(self, stem: str, source: str, own: bool = True) -> bytes | None:
+    def get_any(
+        self, stem: str, source: str, own: bool = True, others: bool = True, without: Container[str] = ()
+    ) -> bytes | None:
         """Return the bytes of an entry of the same source, whatever compiled it; None where there is none.
 
         Parameters
@@ -124,13 +131,17 @@ class DiskCache:
             As for `get`.
         source : str
             What was given to `put` as ``about["source"]``: a key without the compiler.
-        own : bool
-            Whether the folder that is written is looked at, too, and not only the other one.
+        own, others : bool
+            Whether the folder that is written is looked at, and the other one.
+        without : container of str
+            SHA-256 of what is not returned.
         """
         for folder in self._folders:
             candidates = []
-            for name, status, about, payload in self._of_stem(folder, stem) if own or folder is not self._own else ():
-                if about.get("source") == source:
+            for name, status, about, payload in self._of_stem(folder, stem):
+                if not (own if folder is self._own else others):
+                    break
+                if about.get("source") == source and (not without or sha256(payload) not in without):
                     # A cubin before PTX; and an older compiler's code is what more drivers take.
                     order = about.get("kind") == "ptx", _natural(str(about.get("compiler")))
                     candidates.append((order, name, status, payload))

@@ -168,8 +168,18 @@ def _entry_cells(entry: Entry) -> tuple[str, ...]:
     return size_text(entry.bytes), time.strftime("%Y-%m-%d", time.gmtime(entry.used)), entry.name, what
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _readable_cache_of(arguments: argparse.Namespace) -> DiskCache:
+    """Return the cache, whose entries can be read: else they would be taken for damaged."""
     cache = _cache_of(arguments)
+    if arguments.folder is not None and not os.path.isdir(cache.folder or ""):
+        raise Failure(f"there is no folder {cache.folder}")
+    if reason := cache.refusal():
+        raise Failure(f"the folder {cache.folder} is not used: {reason}")
+    return cache
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    cache = _readable_cache_of(arguments)
     entries = cache.entries()
     total = sum(entry.bytes for entry in entries)
     emit(
@@ -199,7 +209,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    cache = _cache_of(arguments)
+    cache = _readable_cache_of(arguments)
     if not os.path.isdir(cache.folder or ""):
         raise Failure(f"there is no folder {cache.folder}")
     removed = _remove_abandoned(cache)
@@ -222,7 +232,7 @@ def _remove_abandoned(cache: DiskCache) -> list[str]:
 
 
 def _prune(arguments: argparse.Namespace) -> int:
-    cache = _cache_of(arguments)
+    cache = _readable_cache_of(arguments)
     removed = _remove_abandoned(cache)
     removed += [entry.name for entry in cache.entries() if entry.about is None and cache.remove(entry.name)]
     seconds = None if arguments.unused_days is None else arguments.unused_days * 86400.0
@@ -231,7 +241,7 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 
 def _clear(arguments: argparse.Namespace) -> int:
-    cache = _cache_of(arguments)
+    cache = _readable_cache_of(arguments)
     return _tell_removed(arguments, cache, cache.clear())
 
 

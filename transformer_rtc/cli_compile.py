@@ -12,6 +12,7 @@ from . import _native, compiler, sources
 from .cli_output import Failure, emit
 from .device import device_of
 from .errors import ArgumentError, CompileError, DeviceNotFoundError
+from .settings import settings
 from .spec import Field, TextSpec
 
 __all__ = ["resources", "run"]
@@ -79,6 +80,7 @@ def _made(path: str, spec: TextSpec, architecture: int) -> compiler.Compiled:
 def run(arguments: argparse.Namespace) -> int:
     """Compile a file, and print what the kernel takes."""
     path = arguments.file
+    settings.check()
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()

@@ -81,6 +81,9 @@ class Misuse(Exception):
 class _Parser(argparse.ArgumentParser):
     """Raises what its base class would print, and end the process: a caller may have asked for JSON."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
         raise Misuse(self.format_usage(), f"{self.prog}: error: {message}")
 

@@ -8,7 +8,6 @@ or a miss. It is code that its user has installed, as the modules are that Pytho
 
 from __future__ import annotations
 
-import functools
 import os
 import struct
 from collections.abc import Callable
@@ -54,12 +53,16 @@ class Companion:
 
     def __init__(self, find: Callable[[], str | None] = installed) -> None:
         self._find = find
+        self._found: tuple[str | None, ...] = ()  # of one
         self._packs: dict[str, tuple[bytes, mmap | bytes]] = {}
 
-    @functools.cached_property
+    @property
     def folder(self) -> str | None:
         """Where it is; None where it is not installed."""
-        return self._find()
+        # Found without a lock, which a fork could find held: twice does no harm.
+        if not self._found:
+            self._found = (self._find(),)
+        return self._found[0]
 
     def count(self, target: str) -> int:
         """Return how many entries there are for a target."""

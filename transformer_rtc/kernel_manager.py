@@ -16,6 +16,7 @@ from .checks import check_flag, check_integer, check_type, is_integer
 from .device import DeviceLike, device_of
 from .errors import (
     ArgumentError,
+    CompilerNotFoundError,
     DriverError,
     SettingsError,
     UnexpectedCompileError,
@@ -110,7 +111,6 @@ class KernelManager:
         for name, function in (("compile_program", compile_program), ("identity", identity)):
             if not callable(function):
                 raise ArgumentError(f"{name} is {shown(function)}; it takes a callable")
-        self.cache = cache
         self.counts: Counter[str] = Counter()
         self._nvrtc = NvrtcToolchain(compile_program, identity)
         self._settings = options
@@ -121,6 +121,15 @@ class KernelManager:
         self._callbacks: list[Callable[[Event], None]] = []
         self._untold: dict[tuple[KernelSpec, Target], Event] = {}
         self._freezes = 0
+
+    @property
+    def cache(self) -> DiskCache:
+        """Where compiled kernels are kept."""
+        return self._lookup.cache
+
+    @cache.setter
+    def cache(self, cache: DiskCache) -> None:
+        self._lookup.cache = cache
 
     def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call `callback` for every compile and load from now on; what is returned stops that."""
@@ -418,7 +427,8 @@ class KernelManager:
         def make() -> Kernel:
             self._settings.check()
             target = on.target
-            data, kind, origin, by_another = image(target)
+            found = image(target)
+            data, kind, origin, by_another = found
             if kind == "ptx" and not self._settings.force_static:
                 what = f"{symbol} is PTX, which the driver must compile for {target}"
                 self._check_compile(lambda: what, symbol, target, "")
@@ -428,9 +438,12 @@ class KernelManager:
             except DriverError as error:
                 if not by_another or not refuses_image(error):
                     raise
-                self._lookup.refuse(origin)
+                self._lookup.refuse(found)
                 self._images.forget((key, target))
-                return make()
+                try:
+                    return make()
+                except CompilerNotFoundError:
+                    raise error from None
             elapsed = (time.perf_counter() - start) * 1e3
             event = "load_ptx" if kind == "ptx" else "load"
             self._tell(Event(event, symbol, target, on.given, elapsed, len(data), origin), on.log_name)

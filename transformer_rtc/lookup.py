@@ -8,10 +8,12 @@ miss: who installs a new NVRTC gets what that compiles.
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 from . import compiler, sources
 from .cache import DiskCache, digest
+from .cache_entry import sha256
 from .errors import CompilerNotFoundError
 from .spec import KernelSpec, Target
 from .toolchain import Toolchain, toolchain_of
@@ -54,14 +56,16 @@ class Lookup:
     nvrtc : Toolchain
         What compiles for GPUs.
     uses_others : bool
-        Whether what another compiler made of the same source is used.
+        Whether what another compiler made of the same source is used, of the read-only folder and the companion wheel.
+        The user's own folder is used without a compiler, too.
     """
 
     def __init__(self, cache: DiskCache, nvrtc: Toolchain, uses_others: bool) -> None:
-        self._cache = cache
+        self.cache = cache
         self._nvrtc = nvrtc
         self._uses_others = uses_others
         self._reads_others = uses_others
+        self._refused: set[str] = set()  # digests of what the driver took not
 
     def key(self, spec: KernelSpec, target: Target, identity: str) -> str:
         """Return a kernel's key; of no compiler, that of its source."""
@@ -91,14 +95,15 @@ class Lookup:
             # It cannot be compiled here: what any compiler made is right too.
             identity, missing = "", error
         key = _key(source, identity)
-        found = self._cache.get(stem, key) if identity else None
+        found = self.cache.get(stem, key) if identity else None
         if found is not None:
             return Image(found, toolchain.kind_of(found), "disk"), key
-        if self._reads_others and (missing or toolchain.takes_others):
-            found = self._cache.get_any(stem, source, own=missing is not None)
+        own, others = missing is not None, self._reads_others and (missing or toolchain.takes_others)
+        if own or others:
+            found = self.cache.get_any(stem, source, own, bool(others), self._refused)
             if found is not None:
                 return Image(found, toolchain.kind_of(found), "disk", True), key
-        companion = self._cache.companion
+        companion = self.cache.companion
         if companion is not None:
             found = companion.get(str(target), source, None if self._uses_others else identity)
             if found is not None:
@@ -107,25 +112,26 @@ class Lookup:
             raise missing
         return None, key
 
-    def refuse(self, origin: str) -> None:
-        """Use no more of what other compilers made: a driver that is too old for one kernel refuses the others, too.
+    def refuse(self, image: Image) -> None:
+        """Use an image no more that the driver refused.
 
-        Parameters
-        ----------
-        origin : str
-            Of the image that the driver refused.
+        Nor the companion wheel, and where there is a compiler, what others made: a driver that is too old for one
+        kernel refuses the others, too.
         """
-        if origin == "companion":
-            self._cache.companion = None
+        self._refused.add(sha256(image.data))
+        if image.origin == "companion":
+            self.cache.companion = None
         else:
-            self._reads_others = False
+            with contextlib.suppress(CompilerNotFoundError):  # without one there is nothing but these
+                self._nvrtc.identity()
+                self._reads_others = False
 
     def miss(self, spec: KernelSpec, target: Target, key: str) -> str:
         """Return what a message says of a kernel that is missing: where, under which key, and what is there instead."""
-        folders = {"the cache": self._cache.folder, "the read-only cache": self._cache.read_only_folder}
+        folders = {"the cache": self.cache.folder, "the read-only cache": self.cache.read_only_folder}
         where = " and ".join(f"{name} {folder}" for name, folder in folders.items() if folder is not None)
         told = f"{spec.symbol} for {target} is not in {where or 'a cache, as there is none,'} under the key {key}"
-        about = self._cache.abouts(f"{spec.symbol}.{target}")
+        about = self.cache.abouts(f"{spec.symbol}.{target}")
         source, identity = self.key(spec, target, ""), toolchain_of(target, self._nvrtc).identity()
         others = sorted({str(one.get("compiler")) for one in about if one.get("source") == source})
         if others:

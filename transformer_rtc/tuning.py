@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .cache_folder import make_folders, own_path
+from .cache_folder import Folder, distrust, make_folders, own_path
 from .cache_locks import write_file
 from .checks import is_integer
 from .declaration import declaration_of
@@ -126,8 +127,8 @@ def config_of(request: Request, limits: DeviceLimits, values: dict[str, Any]) ->
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
-def read(path: str | os.PathLike[str]) -> Tuning:
-    """Return a tuning file.
+def read(path: str | os.PathLike[str], content: bytes | None = None) -> Tuning:
+    """Return a tuning file, of which the content may have been read already.
 
     Raises
     ------
@@ -138,8 +139,10 @@ def read(path: str | os.PathLike[str]) -> Tuning:
 
     name = os.fspath(path)
     try:
-        with open(name, encoding="utf-8") as file:
-            lines = [line for line in enumerate(file.read().split("\n"), 1) if line[1].strip()]
+        if content is None:
+            with open(name, "rb") as file:
+                content = file.read()
+        lines = [line for line in enumerate(content.decode().split("\n"), 1) if line[1].strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"the tuning file {name} cannot be read: {error}") from error
     found: list[dict[str, Any]] = []
@@ -184,7 +187,10 @@ def write(path: str, tuning: Tuning) -> None:
     for row in tuning.rows:
         measured = {"config": row.config, "gain": row.gain, "spread": row.spread}
         lines.append(json.dumps({"request": request_fields(row.request), **measured}))
-    make_folders(os.path.dirname(os.path.abspath(path)))
+    folder = os.path.dirname(os.path.abspath(path))
+    make_folders(folder)
+    if reason := distrust(os.stat(folder)):
+        raise PermissionError(errno.EACCES, reason, folder)
     write_file(path, ("\n".join(lines) + "\n").encode())
 
 
@@ -233,10 +239,18 @@ def _read_for(device: str) -> tuple[Tuning, str]:
     rows: list[TuningRow] = []
     architecture = 0
     for path in files_for(device):
-        if not (settings.tuning or os.path.exists(path)):
-            continue
+        content = None
+        if not settings.tuning:
+            # As entries are read: not where others may write, nor from a pipe.
+            folder, name = os.path.split(path)
+            own = own_path(settings.cache_dir or "")
+            in_cache = Folder(folder, private=own not in ("", settings.cache_dir) and folder == own)
+            got = in_cache.read(name) if os.path.exists(path) else None
+            if got is None:
+                continue
+            content = got[0]
         try:
-            found = read(path)
+            found = read(path, content)
             if found.device != device:
                 raise ArgumentError(f"the tuning file {path} is of {shown(found.device)}, and this device is {device}")
         except ArgumentError as error:

@@ -160,6 +160,14 @@ def test_verify_of_no_folder_fails(cache, run, tmp_path):
     assert f"there is no folder {absent}" in refused(run, "cache", "verify", "--folder", absent)
 
 
+@pytest.mark.parametrize("action", ["list", "verify", "prune", "clear"])
+def test_a_folder_that_is_not_used_is_left_as_it_is(action, cache, run):
+    os.chmod(cache.folder, 0o775)
+    assert "others may write to it" in refused(run, "cache", action)
+    os.chmod(cache.folder, 0o755)
+    assert run("cache", "verify")[:2] == (0, "3 entries, 0 damaged\n")
+
+
 @pytest.mark.parametrize("action", ["verify", "prune"])
 def test_what_killed_writers_left_is_deleted(action, cache, document):
     half = Path(f"{cache.path('kernel', KEYS[0])}.1.0123abcd.tmp")

@@ -129,6 +129,26 @@ def test_a_setting_refuses_what_another_nvrtc_made_with_a_compiler_and_without(m
     assert not read({"TRANSFORMER_RTC_OTHER_NVRTC": "off"}).other_nvrtc and read({}).other_nvrtc
 
 
+def test_without_an_nvrtc_ones_own_folder_serves_what_any_made(make, ship, monkeypatch):
+    ship("nvrtc 0", folder="own")
+    second = dataclasses.replace(FIRST, name="second")
+    make("nvrtc 1", shipped=None).image(second, 90)
+    refusing(monkeypatch, b"firstnvrtc 0", REFUSAL)
+    # Whatever the setting says, which is of other folders; and one refusal is no other kernel's.
+    manager = make(shipped=None, other_nvrtc=False)
+    monkeypatch.setattr(manager._nvrtc, "identity", none)
+    with pytest.raises(DriverError, match="NO_BINARY"):
+        manager.get(FIRST, 0)
+    assert manager.get(second, 0).image == CUBIN + b"secondnvrtc 1"
+
+
+def test_a_manager_looks_in_the_cache_that_it_is_given_later(make, ship):
+    ship("nvrtc 1", folder="own")
+    manager = make()
+    manager.cache = DiskCache(None)
+    assert manager.image(FIRST, 90).origin == "compiler"
+
+
 def test_a_frozen_miss_names_the_folders_the_key_and_what_differs(make, ship, tmp_path):
     def refused(spec, **changes) -> str:
         manager = make(on_compile="error", **changes)

@@ -232,3 +232,22 @@ def test_a_manifest_s_line_says_which_configuration_a_request_had(compiler, tune
     assert {one.symbol for one in warmup(manifest=[small], architectures="sm_90")} == symbols(None)
     with pytest.raises(ArgumentError, match="config is 3; it must be an object"):
         parse(json.dumps({**json.loads(line(entry)), "config": 3}))
+
+
+@pytest.mark.parametrize("what", ["a folder of others", "a pipe"])
+def test_a_tuning_file_is_read_as_entries_of_the_cache_are(what, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "settings", read({"TRANSFORMER_RTC_CACHE_DIR": str(tmp_path)}))
+    path = tuning.files_for(DEVICE)[0]
+    if what == "a pipe":
+        os.mkfifo(path)  # which would be waited for
+    else:
+        tuning.write(path, Tuning(DEVICE, 90, [ROW]))
+        os.chmod(tmp_path, 0o777)
+    tuning.forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert tuning.tuning_of(DEVICE) is tuning.EMPTY
+    tuning.forget()
+    if what != "a pipe":
+        with pytest.raises(PermissionError):
+            tuning.write(path, Tuning(DEVICE, 90, [ROW]))
