@@ -30,17 +30,17 @@ struct AnyElement {
     return found;
   }
   TRTC_DEVICE bool is_floating() const { return code == 2 || code == 4; }
-  TRTC_DEVICE bool is_unsigned() const { return code == 1; }
+  TRTC_DEVICE bool is_signed() const { return code == 0; }
   TRTC_DEVICE uint64 integer() const {
     if (code == 6) return bits != 0;
     const uint64 highest = bits << (64 - width);
-    return is_unsigned() ? highest >> (64 - width) : static_cast<uint64>(static_cast<int64>(highest) >> (64 - width));
+    return is_signed() ? static_cast<uint64>(static_cast<int64>(highest) >> (64 - width)) : highest >> (64 - width);
   }
   TRTC_DEVICE float real() const {
     const uint32 word = static_cast<uint32>(bits);
     if (code == 4) return float_from_half<bfloat16>(word);
     if (code == 2) return width == 32 ? float_from_bits(word) : float_from_half<float16>(word);
-    return is_unsigned() ? static_cast<float>(integer()) : static_cast<float>(static_cast<int64>(integer()));
+    return is_signed() ? static_cast<float>(static_cast<int64>(integer())) : static_cast<float>(integer());
   }
 };
 
@@ -68,7 +68,7 @@ TRTC_DEVICE void add_any(const Params& params) {
                        row_offset(params, row, params.other_outer_stride, params.other_inner_stride) +
                            column * params.other_column_stride);
     const uint64 sum = x.integer() + other.integer();
-    const bool is_unsigned = x.is_unsigned() && other.is_unsigned() && (x.width & other.width) == 64;
+    const bool is_unsigned = !x.is_signed() && !other.is_signed();  // else 64 bits may have a sign
     const float of_integers = is_unsigned ? static_cast<float>(sum) : static_cast<float>(static_cast<int64>(sum));
     const float real = x.is_floating() || other.is_floating() ? x.real() + other.real() : of_integers;
     const int code = params.out_dtype >> 8;

@@ -39,7 +39,7 @@ TRTC_DEVICE void add_vectors(uint32 (&y)[words_of<Output, VEC_SIZE>], const uint
 #pragma unroll
     for (int i = 0; i < VEC_SIZE; ++i) sum[i] = integer_element<Input>(x, i) + integer_element<Other>(other, i);
     if constexpr (is_floating<Output>) {
-      constexpr bool is_unsigned = is_same<Input, uint64> && is_same<Other, uint64>;
+      constexpr bool is_unsigned = !is_signed<Input> && !is_signed<Other>;  // else 64 bits may have a sign
 #pragma unroll
       for (int i = 0; i < VEC_SIZE; ++i) {
         real[i] = is_unsigned ? static_cast<float>(sum[i]) : static_cast<float>(static_cast<int64>(sum[i]));

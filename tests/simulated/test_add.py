@@ -60,6 +60,14 @@ def test_rows_without_gaps_are_one_row(shape, unaligned, rng, monkeypatch):
     assert [one.request.unaligned for one in asked] == [unaligned]
 
 
+def test_inputs_may_share_memory(rng):
+    (rig,) = simulated()
+    x = checks.numbers(rng, (3, 8), FLOAT32)
+    for first, second in ((x[:, :1], x), (x, x[:, :1]), (x[0, 0, ...], x), (x[:, :4], x[:, 2:6]), (x[1:], x[:2])):
+        with transformer_rtc.using(rig.implementation):
+            np.testing.assert_array_equal(transformer_rtc.add(first, second), first + second)
+
+
 def refused(message, *arguments, **options):
     with transformer_rtc.using("simulator"), pytest.raises(transformer_rtc.ArgumentError, match=message):
         transformer_rtc.add(*arguments, **options)

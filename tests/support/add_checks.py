@@ -73,7 +73,7 @@ def expected_of(x: np.ndarray, other: np.ndarray, out: DType) -> Expected | np.n
             total = x.astype(np.uint64) + other.astype(np.uint64)
             return total != 0 if out is BOOL else total.astype(NUMPY_TYPES[out])
         if exact:
-            wide = np.uint64 if {x.dtype.name, other.dtype.name} == {"uint64"} else np.int64
+            wide = np.int64 if "i" in (x.dtype.kind, other.dtype.kind) else np.uint64
             total = (x.astype(wide) + other.astype(wide)).astype(np.longdouble)
             return Expected(total, (0.0 if out is FLOAT32 else U) * np.abs(total))
         a, b = x.astype(np.longdouble), other.astype(np.longdouble)
@@ -149,5 +149,6 @@ def pairs() -> Iterator[tuple[DType, DType, DType | None]]:
         yield x, other, None if promoted(x, other) else INT64
     yield from (
         (INT32, INT32, FLOAT32), (UINT64, UINT64, FLOAT32), (INT64, INT64, BFLOAT16),
-        (BFLOAT16, BFLOAT16, FLOAT32), (FLOAT32, FLOAT32, FLOAT16), (INT64, INT32, UINT8), (BOOL, BOOL, INT32),
+        (UINT64, UINT8, FLOAT32), (BOOL, UINT64, FLOAT16), (BFLOAT16, BFLOAT16, FLOAT32),
+        (FLOAT32, FLOAT32, FLOAT16), (INT64, INT32, UINT8), (BOOL, BOOL, INT32),
     )  # fmt: skip

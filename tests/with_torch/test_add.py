@@ -99,6 +99,12 @@ def test_compiled_code_has_the_operator(x_shape, other_shape):
     torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
+def test_compiled_code_refuses_two_numbers():
+    compiled = torch.compile(lambda one, two: ADD(one, two), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="x must have at least one dimension; it is a scalar"):
+        compiled(torch.tensor(1.0), torch.tensor(1.0))
+
+
 def test_fakes_say_what_calls_return():
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -249,6 +249,11 @@ def case_activations():
         for one, other in zip(found, exact, strict=True):
             same(one, other)
             assert one.placements == tuple(shards), name
+    # A dimension of one element is no rank's part of several.
+    for one, other in ((torch.randn(1, HIDDEN), torch.randn(1, HIDDEN)), (torch.randn(6, 1), torch.randn(6, 1))):
+        found = transformer_rtc.add(*(distribute_tensor(each, on, [WHOLE]) for each in (one, other)))
+        assert found.placements == (WHOLE,)
+        same(found, one + other)
     # What is broadcast lies as the rows do, where it has their dimension.
     x, row, column = torch.randn(6, HIDDEN), torch.randn(HIDDEN), torch.randn(6, 1)
     for first, second in ((x, row), (row, x), (x, column), (column, row)):

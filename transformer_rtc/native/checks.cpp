@@ -393,8 +393,10 @@ Layout Operator::check(Call& call) const {
     for (int i = 0; i < row_count; ++i) {
       names += (names.empty() ? "" : " and ") + arrays_[row_index[i]].argument->called;
     }
+    const bool repeats = !call.expanded.empty();
     refuse(names, "must have leading dimensions that collapse to at most two strides; the shape is " +
-                      first.shape_text() + ": pass a contiguous array");
+                      first.shape_text() +
+                      (repeats ? ": pass contiguous arrays of that shape" : ": pass a contiguous array"));
   }
   for (int i = 0; i < row_count; ++i) layout.strides[row_index[i]] = strides[i];
   for (int symbol = 1; symbol < static_cast<int>(symbols_.size()) && symbol < first.ndim; ++symbol) {

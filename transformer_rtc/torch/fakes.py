@@ -10,6 +10,7 @@ import torch
 
 from ..arguments import Array, Input, Output, Result, Shape, Update
 from ..declaration import Declaration
+from ..errors import ArgumentError
 from ..spec import DType
 from .schema import NOBODY, Made, Schema
 
@@ -29,7 +30,11 @@ def absent(one: Made, like: torch.Tensor) -> torch.Tensor:
 
 def broadcast_shape(declaration: Declaration, values: Sequence[Any]) -> torch.Size:
     """Return the shape that the first array is broadcast to with others."""
-    return torch.broadcast_shapes(*(values[at].shape for at in declaration.broadcast_places))
+    shape = torch.broadcast_shapes(*(values[at].shape for at in declaration.broadcast_places))
+    if not shape:
+        name, first = declaration.name, declaration.arrays[0].keyword
+        raise ArgumentError(f"{name}: {first} must have at least one dimension; it is a scalar")
+    return shape
 
 
 class Shapes:

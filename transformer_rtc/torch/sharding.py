@@ -127,7 +127,7 @@ class _Call:
         shape, size = self._value(array).shape, self.shape[dim]
         if isinstance(array, Input) and (array.broadcast or array.name in self._schema.declaration.broadcasts):
             place = dim - (len(self.shape) - len(shape))
-            if place < 0 or shape[place] == 1:
+            if place < 0 or shape[place] == 1 != size:
                 return Replicate()
         else:
             found = self._place(array, dim)

@@ -43,11 +43,12 @@ ADD = Declaration(
     positional=("x", "other"),
     summary="""Return the sum of two arrays, which are broadcast to one shape.
 
-``y = x + other``. Integers are added exactly, and wrap around beyond y's type; of two bools y is whether one
-is true. Where x or `other` has a floating-point type, both are converted to float32, added there, and y is
-rounded once. An array without dimensions decides y's type only by its category, as in torch: bool, integer or
-floating point. uint16, uint32 and uint64 have no sum with another integer type unless y's type is given.
-Leading dimensions must collapse to two strides, for all arrays alike.""",
+``y = x + other``. Integers are added exactly, and wrap around beyond 64 bits and beyond y's type; of two bools
+a y of bool is whether one is true. Where x or `other` has a floating-point type, both are converted to float32,
+added there, and y is rounded once. An array without dimensions decides y's type only by its category, as in
+torch: bool, integer or floating point; one of the two has dimensions. uint16, uint32 and uint64 have no sum
+with bools and other integers of any dimensions unless y's type is given. Leading dimensions must collapse to
+two strides, for all arrays alike.""",
     buckets=(MOST_COLUMNS,),
     gradient=Gradient("", takes={}, numbers=(), of={"out": "dy"}, gives={}, passes={"x": "out", "other": "out"}),
     broadcasts=("x", "other"),

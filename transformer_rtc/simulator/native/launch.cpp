@@ -167,7 +167,7 @@ Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
     edges[launch.extents[i].begin].push_back({static_cast<int>(i), 1});
     edges[launch.extents[i].end].push_back({static_cast<int>(i), -1});
   }
-  std::vector<int> open;
+  std::vector<int> open, before;
   for (auto edge = edges.begin(); edge != edges.end(); ++edge) {
     for (const auto& [extent, way] : edge->second) {
       if (way > 0)
@@ -182,12 +182,17 @@ Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
       piece.initialised |= launch.extents[i].initialised;
     }
     Extent* last = extents_.empty() ? nullptr : &extents_.back();
-    if (last != nullptr && last->end == piece.begin && last->name == piece.name && last->writable == piece.writable &&
-        last->initialised == piece.initialised) {
+    // Where an array goes on, an access may go over the end of another one that it shares memory with.
+    const bool goes_on = std::any_of(open.begin(), open.end(), [&](int extent) {
+      return std::find(before.begin(), before.end(), extent) != before.end();
+    });
+    if (last != nullptr && last->end == piece.begin && (goes_on || last->name == piece.name) &&
+        last->writable == piece.writable && last->initialised == piece.initialised) {
       last->end = piece.end;
     } else {
       extents_.push_back(piece);
     }
+    before = open;
   }
 
   ready_.clear();
