@@ -36,6 +36,9 @@ chosen: ContextVar[int] = ContextVar(
     default=_STATIC if settings.force_static else _SIMULATOR if settings.simulate else _RTC,
 )
 
+# Whether "rtc" was named: else arrays of the host may be simulated where there is no GPU.
+_is_named: ContextVar[bool] = ContextVar("transformer_rtc.is_named", default=False)
+
 _told = False
 
 
@@ -96,7 +99,7 @@ def simulating_on_host() -> contextlib.AbstractContextManager[None] | None:
     try:
         _native.current_device()
     except DeviceNotFoundError as error:
-        if chosen.get() != _RTC:
+        if chosen.get() != _RTC or _is_named.get():
             raise
         from .simulator import toolchain
 
@@ -178,7 +181,8 @@ def using(implementation: str | SimulatedDevice) -> Iterator[None]:
     Parameters
     ----------
     implementation : str or SimulatedDevice
-        ``"rtc"``, ``"static"`` or ``"simulator"``; or a simulated device, which says how to simulate.
+        ``"rtc"``, ``"static"`` or ``"simulator"``; or a simulated device, which says how to simulate. The first two
+        need a GPU, for arrays of the host, too: none of them is simulated then.
 
     Raises
     ------
@@ -201,8 +205,9 @@ def using(implementation: str | SimulatedDevice) -> Iterator[None]:
         number = _SIMULATOR + _simulated.index(implementation)
     else:
         number = IMPLEMENTATIONS.index(implementation)
-    token = chosen.set(number)
+    token, named_token = chosen.set(number), _is_named.set(number == _RTC)
     try:
         yield
     finally:
+        _is_named.reset(named_token)
         chosen.reset(token)

@@ -94,8 +94,9 @@ def test_without_a_driver_and_a_compiler_the_error_names_both(tmp_path, without_
     assert "neither g++ nor clang++ is on PATH: install one" in last
 
 
-def test_without_a_driver_other_implementations_are_not_replaced(without_driver):
-    with using("static"), pytest.raises(errors.DeviceNotFoundError, match="x is on the host, and is staged"):
+@pytest.mark.parametrize("name", ["rtc", "static"])
+def test_without_a_driver_an_implementation_that_was_named_is_not_replaced(name, without_driver):
+    with using(name), pytest.raises(errors.DeviceNotFoundError, match="x is on the host, and is staged"):
         rms_norm(np.ones((3, 100), np.float32))
 
 
