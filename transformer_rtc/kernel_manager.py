@@ -295,8 +295,9 @@ class KernelManager:
 
         spec = TextSpec(text, symbol, as_tuple(fields), as_tuple(options))
 
+        usage.observe(spec)
+
         def image(target: Target) -> Image:
-            usage.observe(spec)
             try:
                 return self.image(spec, target)
             except UnexpectedCompileError as error:

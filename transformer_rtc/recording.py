@@ -13,6 +13,7 @@ from . import usage
 from .checks import path_of
 from .errors import ArgumentError
 from .manifest import ManifestEntry, line
+from .operator import forget_plans
 from .settings import settings
 
 __all__ = ["record"]
@@ -69,9 +70,8 @@ class _Recorder:
 def record(path: str | os.PathLike[str] | None = None) -> Iterator[list[ManifestEntry]]:
     """Write the manifest of what operators are asked for, and of callers' own kernels, for `warmup`.
 
-    That is all that this process has used until the block ends, also before it began (of that, the last 4096 that were
-    needed): a warm-up of too much costs little. Calls on the CPU, in the simulator, count like those on a GPU.
-    ``TRANSFORMER_RTC_RECORD=path`` records a whole process.
+    That is what is called until the block ends, by all threads, whether it was called before or not. Calls on the CPU,
+    in the simulator, count like those on a GPU. ``TRANSFORMER_RTC_RECORD=path`` records a whole process.
 
     Parameters
     ----------
@@ -95,9 +95,7 @@ def record(path: str | os.PathLike[str] | None = None) -> Iterator[list[Manifest
         raise ArgumentError(f"path is {path!r}, which cannot be written: {error}") from error
     usage.observers.append(recorder.add)
     try:
-        # A plan, and a kernel, is made once in a process: what was asked for before is asked for no more.
-        for what in tuple(usage.asked):
-            recorder.add(what)
+        forget_plans()  # else what was called before would not be told of again
         yield recorder.entries
     finally:
         usage.observers.remove(recorder.add)

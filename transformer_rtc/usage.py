@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process has asked for, kept for manifests. Pure: no CUDA, no files."""
+"""What this process asks for, and who is told of it. Pure: no CUDA, no files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 __all__ = ["asked", "observe", "observers"]
 
-# In the order in which it was needed: what recording.py makes entries of. The last ones, as a process may run for days.
+# In the order in which it was needed. The last ones, as a process may run for days.
 asked: deque[object] = deque(maxlen=4096)
 observers: list[Callable[[object], None]] = []
 

@@ -21,7 +21,7 @@ from stubs import WAIT, Compiler, in_threads, without_gpu
 
 import transformer_rtc
 from transformer_rtc import compiler as rtc
-from transformer_rtc import manifest, operator, record, usage, warming, warmup
+from transformer_rtc import manifest, operator, record, rms_norm, usage, using, warming, warmup
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.declaration import declaration_of, declarations
 from transformer_rtc.errors import ArgumentError, CompileError, DeviceNotFoundError, UnexpectedCompileError
@@ -279,17 +279,26 @@ def test_a_kernel_of_ones_own_is_recorded_and_warmed_up_like_an_operators(fresh,
     assert entries == [OWN] and compiler.symbols == ["f"]
 
 
-def test_a_record_is_of_all_that_the_process_used_until_its_end(fresh, tmp_path):
+def test_a_record_is_of_what_its_block_asks_for(fresh, tmp_path):
     path = tmp_path / "manifest"
     observe(0)
     with record(path) as entries:
-        assert entries == ASKED[:1] == manifest.read(path)
+        assert entries == [] == manifest.read(path)
         observe(1, 1, 0, 2)
-        assert entries == ASKED[:3] == manifest.read(path)
+        assert entries == [ASKED[1], ASKED[0], ASKED[2]] == manifest.read(path)
     observe(3)
     assert len(manifest.read(path)) == 3 == len(entries)
-    with record() as entries:
-        assert len(entries) == 4
+
+
+def test_a_record_has_calls_that_were_made_before(tmp_path):
+    x = np.ones((2, 64), np.float32)
+    with using("simulator"):
+        for columns in (64, 48):
+            rms_norm(x[:, :columns], x[0, :columns])
+        for _ in range(2):
+            with record() as entries:
+                rms_norm(x, x[0])
+            assert [entry.request.columns for entry in entries] == [64]
 
 
 def test_a_record_adds_to_a_file_what_it_lacks(fresh, tmp_path):

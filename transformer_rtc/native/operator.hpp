@@ -65,6 +65,8 @@ class Operator {
   void ask_for(int argument, Call& call) const;
 
   const std::string& name() const { return name_; }
+  // Has the next call of each kind ask for its plan again.
+  void forget_plans() { plans_.clear(); }
   // Calls with an array that requires a gradient go to the recorder, which must outlive this operator.
   void set_recorder(Recorder* recorder) { recorder_ = recorder; }
   size_t argument_count() const { return arguments_.size(); }

@@ -270,6 +270,7 @@ void bind_operator(py::module_& module) {
            py::arg("implementation"), py::arg("buckets") = std::vector<int64_t>{}, py::arg("split_by") = -1,
            py::arg("broadcasts") = std::vector<int>{}, py::arg("elementwise") = false)
       .def_property_readonly("name", &Operator::name)
+      .def("forget_plans", &Operator::forget_plans)
       .def("run_views", &run_views, py::arg("views"), py::arg("arguments"), py::arg("allocate"), py::arg("stream"),
            py::arg("graph_memory") = false)
       .def(

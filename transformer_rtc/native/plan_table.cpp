@@ -43,6 +43,13 @@ std::shared_ptr<const Plan> PlanTable::keep(const Key& key, const Plan& plan) {
   return find(key);
 }
 
+void PlanTable::clear() {
+  // They end last: a kernel that is unloaded lets other threads run, and these may come here.
+  const auto plans = std::exchange(plans_, {});
+  const auto last = std::exchange(last_, nullptr);
+  last_key_ = {};
+}
+
 void PlanTable::forget() {
   std::vector<uint64_t> times;
   for (const auto& [key, kept] : plans_) times.push_back(kept.looked_up);

@@ -22,6 +22,7 @@ class PlanTable {
   // Null where there is none.
   std::shared_ptr<const Plan> find(const Key& key);
   std::shared_ptr<const Plan> keep(const Key& key, const Plan& plan);
+  void clear();
 
  private:
   struct Hash {
