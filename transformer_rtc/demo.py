@@ -7,6 +7,8 @@ import contextlib
 import json
 import math
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -167,10 +169,12 @@ def _speed_lines(speeds: list[dict[str, Any]]) -> list[str]:
 def _next(has_gpu: bool) -> list[str]:
     """Return what to do next, in commands and in Python."""
     architecture = "" if has_gpu else " --architecture sm_90"
-    tuned = ["transformer-rtc tune rms_norm --dtype bf16 --hidden 4096  # measure configurations on this GPU"]
+    # An environment may not be active.
+    command = "transformer-rtc" if shutil.which("transformer-rtc") else f"{sys.executable} -m transformer_rtc"
+    tuned = [f"{command} tune rms_norm --dtype bf16 --hidden 4096  # measure configurations on this GPU"]
     return [
-        "transformer-rtc info  # what was found, what is missing, and the command that mends it",
-        f"transformer-rtc warmup rms_norm --dtype bf16 --hidden 4096{architecture}  # compile before the first call",
+        f"{command} info  # what was found, what is missing, and the command that mends it",
+        f"{command} warmup rms_norm --dtype bf16 --hidden 4096{architecture}  # compile before the first call",
         *(tuned if has_gpu else []),
         "python: from transformer_rtc import rms_norm; y = rms_norm(x, weight)",
         "python: import transformer_rtc; transformer_rtc.torch.patch(model)  # a whole model of torch",

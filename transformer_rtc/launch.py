@@ -216,7 +216,7 @@ class Kernel:
             )
         return resident
 
-    def launch(self, config: LaunchConfig, params: bytes | Mapping[str, float], stream: int = 0) -> None:
+    def launch(self, config: LaunchConfig, params: bytes | Mapping[str, Any], stream: int = 0) -> None:
         """Launch the kernel.
 
         Parameters
@@ -278,10 +278,10 @@ class Kernel:
                     f"{resident} of them"
                 )
 
-    def launch_plain(self, grid: Dim3, block: Dim3, params: bytes | Mapping[str, float], stream: int = 0) -> None:
+    def launch_plain(self, grid: Dim3, block: Dim3, params: bytes | Mapping[str, Any], stream: int = 0) -> None:
         """Launch independent CTAs."""
         self.launch(LaunchConfig(grid, block), params, stream)
 
-    def launch_cooperative(self, grid: Dim3, block: Dim3, params: bytes | Mapping[str, float], stream: int = 0) -> None:
+    def launch_cooperative(self, grid: Dim3, block: Dim3, params: bytes | Mapping[str, Any], stream: int = 0) -> None:
         """Launch CTAs that may wait for each other."""
         self.launch(LaunchConfig(grid, block, cooperative=True), params, stream)
