@@ -79,6 +79,11 @@ def function_of(kind: Kind, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
         return value, part + term, part + np.abs(term)
 
 
+def _moved(x: np.ndarray, derivative: np.ndarray) -> np.ndarray:
+    """Return how far a value moves where x is off by all of itself; of -infinity, it does not move."""
+    return np.where(np.isneginf(x), 0.0, np.abs(x * derivative))
+
+
 def expected_of(kind: Kind, x: np.ndarray, up: np.ndarray | None, narrow: bool) -> Expected:
     """Return y in float64, and its bound; `narrow`: it is rounded to fewer bits than float32."""
     x = x.astype(np.float64)
@@ -86,7 +91,7 @@ def expected_of(kind: Kind, x: np.ndarray, up: np.ndarray | None, narrow: bool) 
     other = 1.0 if up is None else up.astype(np.float64)
     with np.errstate(all="ignore"):
         # And what one rounding of the argument does. A narrow result is found to 2^-13 of it.
-        off = (_OFF + (2.0**-13 if narrow else 0)) * np.abs(value) + U * np.abs(x * derivative)
+        off = (_OFF + (2.0**-13 if narrow else 0)) * np.abs(value) + U * _moved(x, derivative)
         return Expected(value * other, (off + U * np.abs(value) + _least(x, narrow)) * np.abs(other))
 
 
@@ -100,7 +105,7 @@ def gradients_of(
     with np.errstate(all="ignore"):
         # The argument is rounded, too: a term changes by as much as it and its own argument do.
         of_terms = (_OFF + (2.0**-12 if narrow[0] else 0) + 2 * U * (1 + np.minimum(x * x, 200.0))) * terms
-        of_value = (_OFF + U + (2.0**-13 if narrow[1] else 0)) * np.abs(value) + U * np.abs(x * derivative)
+        of_value = (_OFF + U + (2.0**-13 if narrow[1] else 0)) * np.abs(value) + U * _moved(x, derivative)
         return (
             Expected(other * derivative, (of_terms + 2.0 ** (14 if narrow[0] else 11) * _LEAST) * np.abs(other)),
             Expected(dy * value, (of_value + _least(x, narrow[1])) * np.abs(dy)),
