@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import bandwidth
-from bandwidth import COMPILED, OURS, STATIC, TORCH, Measured
+from bandwidth import COMPILED, OURS, STATIC, TORCH, Case, Measured
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/performance.md", "benchmarks/README.md")
@@ -77,22 +77,34 @@ def text(head: Row, rows: Iterable[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" if line[0] != "--:" else f"|{'|'.join(line)}|" for line in lines)
 
 
-def by_columns(cells: list[Measured], operators: Sequence[str], first: str, kinds: Sequence[str]) -> str:
-    """Return a table of whole rows by their columns: those of `kinds` one after another."""
-    found = [one for kind in kinds for one in of(cells, kind=kind) if one.case.operator in operators]
-    columns = list(dict.fromkeys(one.case.hidden for one in found))
-    head = [first]
-    for number, operator in enumerate(operators):
-        words = NAMES[operator] if len(operators) > 2 else ("forward", "backward")[number]
-        head += [f"{words} bf16", "fp32"]
-    return text(
-        head,
-        (
-            [str(size), *(ratio(of(found, hidden=size, operator=operator, dtype=dtype))
-                          for operator in operators for dtype, _ in TYPES)]
-            for size in columns
-        ),
-    )  # fmt: skip
+def grid(
+    first: str,
+    cells: Sequence[Measured],
+    columns: Sequence[tuple[str, dict[str, object]]],
+    label: Callable[[Case], str] = lambda case: str(case.hidden),
+    cell: Callable[[Sequence[Measured]], str] = ratio,
+) -> str:
+    """Return a table of cells: one row for each label, and in each of `columns` one cell for each measured type.
+
+    A column is its name, and the fields of the cases that it shows.
+    """
+    rows: dict[str, list[Measured]] = {}
+    for one in cells:
+        rows.setdefault(label(one.case), []).append(one)
+    types = [(dtype, short) for dtype, short in TYPES if of(cells, dtype=dtype)]
+    head = [f"{name} {short}" if (dtype, short) == types[0] else short for name, _ in columns for dtype, short in types]
+    head.insert(0, first)
+    lines = (
+        [name, *(cell(of(found, dtype=dtype, **fields)) for _, fields in columns for dtype, _ in types)]
+        for name, found in rows.items()
+    )
+    return text(head, (line for line in lines if any(line[1:])))
+
+
+def by_columns(run: str, operators: dict[str, str], first: str, *kinds: str) -> str:
+    """Return a table of rows by their columns: those of each kind one after another."""
+    found = [one for kind in kinds for one in of(measured(run), kind=kind) if one.case.operator in operators]
+    return grid(first, found, [(name, {"operator": operator}) for operator, name in operators.items()])
 
 
 def speed() -> str:
@@ -109,44 +121,37 @@ def speed() -> str:
 
 def matrices() -> str:
     """Return softmax's table of masked and causal matrices of as many queries as keys."""
-    cells = measured("bandwidth")
-    columns = (("softmax", "masked"), ("softmax", "causal"), ("softmax_backward", "causal"))
-    head = ["keys"]
-    for operator, kind in columns:
-        head += [f"{kind}{' backward' if operator.endswith('backward') else ''} bf16", "fp32"]
-    sizes = sorted({one.case.hidden for one in of(cells, kind="masked")})
-    return text(
-        head,
-        (
-            [str(size), *(ratio(of(cells, operator=operator, kind=kind, hidden=size, dtype=dtype))
-                          for operator, kind in columns for dtype, _ in TYPES)]
-            for size in sizes
-        ),
-    )  # fmt: skip
+    columns = (("softmax", "masked", ""), ("softmax", "causal", ""), ("softmax_backward", "causal", " backward"))
+    found = [one for operator, kind, _ in columns for one in of(measured("bandwidth"), operator=operator, kind=kind)]
+    named = [(f"{kind}{words}", {"operator": operator, "kind": kind}) for operator, kind, words in columns]
+    return grid("keys", found, named)
+
+
+def other_matrices() -> str:
+    """Return softmax's table of what else matrices may have, by queries and keys."""
+    kinds = ("window", "sink", "added mask", "own mask", "aligned")
+    found = [one for kind in kinds for one in of(measured("bandwidth"), kind=kind)]
+    return grid("queries x keys", found, _BOTH_WAYS, lambda case: f"{case.kind}, {case.rows}x{case.hidden}")
+
+
+def heads() -> str:
+    """Return the table of norms of heads inside a packed qkv, by their columns."""
+    found = of(measured("bandwidth"), kind="packed")
+    columns = [(NAMES[operator], {"operator": operator}) for operator in ("rms_norm", "rms_norm_backward")]
+    weight = (", a weight for all", ", a weight for each head")
+    return grid("heads", found, columns, lambda case: f"{case.part}, {case.hidden}{weight[case.per_head]}")
 
 
 def types() -> str:
     """Return the table of outputs of other types: GB/s, and the speed over torch's expressions."""
-    cells = measured("types")
-    forms = [form for form in bandwidth.FORMS if of(cells, form=form)]
-    operators = NORMS[:2]
 
     def cell(found: Sequence[Measured]) -> str:
-        if not found:
-            return ""
-        moved, over = found[0].speed(OURS), speedup(found[0], TORCH)
+        moved, over = (found[0].speed(OURS), speedup(found[0], TORCH)) if found else (None, None)
         return f"{moved:.0f} ({over:.1f})" if moved and over else ""
 
-    head = ["columns", "y"]
-    for operator in operators:
-        head += [f"{NAMES[operator]} bf16", "fp32"]
-    sizes = list(dict.fromkeys(one.case.hidden for one in cells if one.case.form in forms))
-    rows = (
-        [str(size), form, *(cell(of(cells, hidden=size, form=form, operator=operator, dtype=dtype))
-                            for operator in operators for dtype, _ in TYPES)]
-        for size in sizes for form in forms
-    )  # fmt: skip
-    return text(head, (row for row in rows if any(row[2:])))
+    found = [one for one in measured("types") if one.case.form in bandwidth.FORMS]
+    columns = [(NAMES[operator], {"operator": operator}) for operator in NORMS[:2]]
+    return grid("columns, y", found, columns, lambda case: f"{case.hidden} {case.form}", cell)
 
 
 def general() -> str:
@@ -168,15 +173,23 @@ def general() -> str:
     return text(["", "bf16", "fp32", "over torch's, bf16", "fp32"], rows)
 
 
+_OF_NORMS = {operator: NAMES[operator] for operator in NORMS}
+_OF_SOFTMAX = {"softmax": "forward", "softmax_backward": "backward"}
+_BOTH_WAYS = [(name, {"operator": operator}) for operator, name in _OF_SOFTMAX.items()]
+_OF_SUMS = {name: NAMES[name] for name in ("add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add")}
+_OF_LOGARITHMS = {"log_softmax": "forward", "log_softmax_backward": "backward"}
+
 TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
-    "norms": lambda: by_columns(measured("bandwidth"), NORMS, "hidden", ("shape", "ragged")),
-    "softmax": lambda: by_columns(measured("bandwidth"), ("softmax", "softmax_backward"), "keys", ("shape", "ragged")),
+    "norms": lambda: by_columns("bandwidth", _OF_NORMS, "hidden", "shape", "ragged"),
+    "sums": lambda: by_columns("bandwidth", _OF_SUMS, "hidden", "shape"),
+    "heads": heads,
+    "softmax": lambda: by_columns("bandwidth", _OF_SOFTMAX, "keys", "shape", "ragged"),
+    "log_softmax": lambda: by_columns("bandwidth", _OF_LOGARITHMS, "keys", "shape"),
     "matrices": matrices,
-    "norms of models": lambda: by_columns(measured("models"), NORMS, "hidden", ("shape", "ragged")),
-    "softmax of other lengths": lambda: by_columns(
-        measured("models"), ("softmax", "softmax_backward"), "keys", ("shape", "ragged")
-    ),
+    "other matrices": other_matrices,
+    "norms of models": lambda: by_columns("models", _OF_NORMS, "hidden", "shape", "ragged"),
+    "softmax of other lengths": lambda: by_columns("models", _OF_SOFTMAX, "keys", "shape", "ragged"),
     "types": types,
     "general kernels": general,
 }
