@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _native, usage
+from . import _native
 from .cache import DiskCache
 from .cli_output import table
 from .demo_cases import CASES, Array, Case
@@ -22,6 +22,7 @@ from .demo_speed import gpu_torch, speed_of
 from .device import device_of
 from .errors import CompilerNotFoundError, DeviceNotFoundError
 from .kernel_manager import Event, KernelManager, manager
+from .recording import record
 from .request import Asked
 from .select import using
 from .settings import settings
@@ -123,10 +124,10 @@ def _compiled(asked: object) -> float | None:
 
 def _rows(dtype: DType, device: int | None) -> Iterator[dict[str, Any]]:
     for case in CASES:
-        with using("simulator" if device is None else "rtc"):
+        with record() as asked, using("simulator" if device is None else "rtc"):
             row = _checked(case, dtype, _SIMULATED_ROWS if device is None else _ROWS)
         if device is None:
-            row["compile_milliseconds"] = _compiled(usage.asked[-1])
+            row["compile_milliseconds"] = _compiled(asked[-1])
         yield row
 
 

@@ -381,7 +381,7 @@ _operators: dict[str, Operator] = {}
 
 
 def forget_plans() -> None:
-    """Have the next call of each kind ask for its kernels again, which are in memory: so it is observed (usage.py)."""
+    """Have the next call of each kind ask for its kernels again, and tell observers (usage.py). They stay loaded."""
     for operator in tuple(_operators.values()):
         operator.native.forget_plans()
 

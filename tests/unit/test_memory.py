@@ -13,7 +13,6 @@ from processes import environment, shared
 
 QUICK = """
 import gc
-from transformer_rtc import usage
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import Compiled
 from transformer_rtc.kernel_manager import MOST_KERNELS
@@ -71,11 +70,11 @@ for hidden in range(1, {sizes} + 1):
         seen.append((loaded(), resident()))
 # Neither of the two tables holds more, and what one holds the other mostly does.
 most = max(modules for modules, _ in seen)
-print(most <= MOST_KERNELS + _native.MOST_PLANS, len(t.manager._images), len(t.manager._kernels), len(usage.asked))
+print(most <= MOST_KERNELS + _native.MOST_PLANS, len(t.manager._images), len(t.manager._kernels))
 print(t.manager.counts["load"], (seen[2][1] - seen[1][1]) >> 20)
 """
     bounded, loads = fake_driver(script, CACHE_DIR="")
-    assert bounded == "True 512 512 4096"
+    assert bounded == "True 512 512"
     # The size that is used all the time is looked up, and never made again.
     assert loads.split()[0] == str(sizes) and int(loads.split()[1]) <= 4
 

@@ -20,9 +20,9 @@ from transformer_rtc import (
     SettingsError,
     SimulatedDevice,
     cli,
+    recording,
     tuner,
     tuning,
-    usage,
     using,
     warming,
 )
@@ -295,7 +295,7 @@ def test_the_calls_of_softmax_that_are_timed_ask_for_the_request(operator, given
 def hold_call(request, rng):
     values = arguments_of(request, 40)
     made = [array(value, rng) if isinstance(value, ArrayOf) else value for value in values]
-    with using(SimulatedDevice(multiprocessors=4)):
+    with recording.record() as entries, using(SimulatedDevice(multiprocessors=4)):
         Operator(declaration_of(request.operator)).call(*made)
-    asked = usage.asked[-1].request
+    asked = entries[-1].request
     assert asked._replace(unaligned=False) == request._replace(unaligned=False)

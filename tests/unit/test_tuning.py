@@ -12,7 +12,7 @@ import pytest
 from cases import CASES
 from stubs import Compiler
 
-from transformer_rtc import ArgumentError, SimulatedDevice, tuning, usage, using, warming, warmup
+from transformer_rtc import ArgumentError, SimulatedDevice, record, tuning, using, warming, warmup
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.declaration import declaration_of
 from transformer_rtc.kernel_manager import KernelManager
@@ -146,9 +146,9 @@ def called(x: np.ndarray, weight: np.ndarray, **device: object) -> tuple[np.ndar
     declaration = declaration_of("rms_norm")
     values = {"x": x, "weight": weight, "eps": 1e-6, "weight_offset": 0.0}
     given = [values.get(argument.name, argument.default) for argument in declaration.arguments]
-    with using(SimulatedDevice(**device)):
+    with record() as entries, using(SimulatedDevice(**device)):
         y = Operator(declaration).call(*(None if value is ... else value for value in given))
-    return y, usage.asked[-1]
+    return y, entries[-1]
 
 
 def test_a_call_has_the_configuration_of_its_device_s_file(tuned, rng):

@@ -47,8 +47,7 @@ def compiler(monkeypatch, tmp_path) -> Compiler:
 
 @pytest.fixture
 def fresh(monkeypatch) -> None:
-    """Have no operator asked for anything yet."""
-    monkeypatch.setattr(usage, "asked", [])
+    """Have nobody told of what is asked for yet."""
     monkeypatch.setattr(usage, "observers", [])
 
 
