@@ -28,7 +28,7 @@ from transformer_rtc.ops.general import GeneralKernel, general_program
 from transformer_rtc.ops.norm import general as norm_general
 from transformer_rtc.ops.softmax import general as softmax_general
 from transformer_rtc.ops.softmax.config import BUCKETS, SoftmaxConfig
-from transformer_rtc.request import LaunchRule, Request, StaticKernel
+from transformer_rtc.request import LaunchRule, Request
 from transformer_rtc.spec import (
     ARCHITECTURES,
     BFLOAT16,
@@ -233,24 +233,18 @@ def kernels_of(request: Request, limits: DeviceLimits) -> list[Kernel]:
 @functools.cache
 def general_kernels() -> dict[str, tuple[KernelSpec, LaunchRule]]:
     """Return the kernels that are compiled when the package is built, each alone: whole modules take long."""
+    families: tuple[tuple[str, dict[str, GeneralKernel], Iterable[Request]], ...] = (
+        ("norm_general.cu", norm_general.kernels(), (case.request for case in CASES)),
+        ("softmax_general.cu", softmax_general.KERNELS, softmax_requests()),
+        ("activation_general.cu", activation_general.KERNELS, activation_requests()),
+        ("arithmetic_general.cu", arithmetic_general.KERNELS, add_requests()),
+    )
     found: dict[str, tuple[KernelSpec, LaunchRule]] = {}
-
-    def add(stages: Iterable[tuple[StaticKernel, LaunchRule]], source: str, kernels: dict[str, GeneralKernel]) -> None:
-        for (symbol, _), rule in stages:
-            text = general_program(source, {symbol: kernels[symbol]})
-            found[symbol] = TextSpec(text, symbol, kernels[symbol].params.fields), rule
-
-    for case in CASES:
-        add(case.general_stages(), "norm_general.cu", norm_general.kernels())
-    for request in softmax_requests():
-        stages = declaration_of(request.operator).family.static(request)
-        add(stages, "softmax_general.cu", softmax_general._KERNELS)
-    for request in activation_requests():
-        stages = declaration_of(request.operator).family.static(request)
-        add(stages, "activation_general.cu", activation_general.KERNELS)
-    for request in add_requests():
-        stages = declaration_of(request.operator).family.static(request)
-        add(stages, "arithmetic_general.cu", arithmetic_general.KERNELS)
+    for source, kernels, requests in families:
+        for request in requests:
+            for (symbol, _), rule in declaration_of(request.operator).family.static(request):
+                text = general_program(source, {symbol: kernels[symbol]})
+                found[symbol] = TextSpec(text, symbol, kernels[symbol].params.fields), rule
     return found
 
 

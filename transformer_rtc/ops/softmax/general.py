@@ -25,7 +25,7 @@ from .kernels import (
     SINK_GRADIENT_RULE,
 )
 
-__all__ = ["launches", "params_of", "program"]
+__all__ = ["KERNELS", "launches", "params_of", "program"]
 
 _SOURCE = "softmax_general.cu"
 
@@ -82,17 +82,17 @@ def _kernels() -> dict[str, GeneralKernel]:
     return found
 
 
-_KERNELS = _kernels()
+KERNELS = _kernels()
 
 
 def program() -> str:
     """Return the text of the module of all of them."""
-    return general_program(_SOURCE, _KERNELS)
+    return general_program(_SOURCE, KERNELS)
 
 
 def params_of(symbol: str, arrays: Sequence[str]) -> Params:
     """Return a kernel's parameters as an operator with these arrays fills them."""
-    return Params(of_arrays(_KERNELS[symbol].params.fields, arrays))
+    return Params(of_arrays(KERNELS[symbol].params.fields, arrays))
 
 
 def launches(logarithm: bool, backward: bool, request: Request) -> tuple[tuple[str, LaunchRule], ...]:
