@@ -79,7 +79,7 @@ OPERATORS = {
 }
 PLAIN = ("rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward", "softmax", "softmax_backward")
 
-# As in shared/reference/peers-h200.md. float32 has half the rows: the same bytes.
+# (rows, columns) in bfloat16. float32 has half the rows, and so as many bytes.
 SHAPES = (
     *((32768, hidden) for hidden in (256, 512, 1024, 2048, 4096, 8192)),
     *((2**28 // hidden, hidden) for hidden in (16384, 32768, 65536, 131072, 262144)),

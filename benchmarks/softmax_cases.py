@@ -12,17 +12,15 @@ import transformer_rtc
 SCALE = 0.5
 MASKED_SHARE = 0.3
 WINDOW = 1024
-# [batch, heads, queries, keys] of the masked and causal cases, as in shared/reference/peers-h200.md; queries are keys.
+# (batch, heads, keys) of the masked and causal cases, with as many queries as keys.
 MATRICES = ((8, 16, 1024), (2, 16, 2048), (1, 8, 4096), (1, 4, 8192), (1, 4, 16384), (1, 2, 32768))
 ALIGNED_QUERIES = 1024  # of which the last one sees the last key
-# Of MATRICES in bfloat16: the fastest of torch.compile and TransformerEngine, to the copy beside it, on another H200.
-PEERS = {"masked": (0.71, 0.47, 0.36, 0.40, 0.41), "causal": (0.74, 0.51, 0.36, 0.28, 0.29)}
 
 # Kinds of cases of matrices. A mask is [batch, 1, queries, keys], but for that of "own mask", which each head has; of
 # floats, it is added. A sink is in causal matrices. Backward, a mask and a sink have gradients.
 CAUSAL = ("causal", "aligned", "window", "sink")
 ADDED = ("added mask", "own mask")
-# What PEERS do not have, by direction, and of which of MATRICES.
+# The other kinds, by direction, and those of MATRICES that they have.
 OTHER_KINDS = {"forward": ("added mask", "window", "sink"), "backward": ("added mask", "own mask", "window", "sink")}
 OTHER_MATRICES = tuple(matrix for matrix in MATRICES if matrix[2] in (2048, 8192))
 
