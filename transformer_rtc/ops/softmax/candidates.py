@@ -14,10 +14,10 @@ __all__ = ["MOST_OF_PERSISTENT_CTA", "candidates"]
 
 _MOST_THREADS = 1024
 _LEAST_FILLED = 0.5  # of its threads' vectors, those that the longest row of a bucket has
-# Vectors of a thread in registers, and elements at most: more would spill, and so would many vectors backward, or in
-# CTAs of so many threads, whose launch bounds limit the registers.
+# Vectors of a thread in registers, and elements at most, of rows of few threads and of others: more would spill, and so
+# would many vectors backward, or in CTAs of so many threads, whose launch bounds limit the registers.
 _VECTORS_PER_THREAD = (2, 4, 8)
-_MOST_IN_REGISTERS = 32
+_FEW_THREADS, _MOST_OF_FEW, _MOST_IN_REGISTERS = 16, 64, 32
 _MANY_VECTORS, _MANY_THREADS = 8, 128
 # Elements of a CTA: many threads have few registers each, of which a persistent kernel needs fewer.
 _MOST_OF_CTA, MOST_OF_PERSISTENT_CTA = 8192, 16384
@@ -50,16 +50,14 @@ def candidates(row: SoftmaxRow, limits: DeviceLimits) -> Iterator[SoftmaxConfig]
         found = list[SoftmaxConfig]()
         for vectors_per_thread in _VECTORS_PER_THREAD:
             threads = threads_for(share, vectors_per_thread)
-            if vectors_per_thread >= _MANY_VECTORS and (row.backward or power_of_two(threads) >= _MANY_THREADS):
+            most = _MOST_OF_FEW if plain and power_of_two(threads) <= _FEW_THREADS else _MOST_IN_REGISTERS
+            many = _FEW_THREADS + 1 if row.backward else _MANY_THREADS
+            if vectors_per_thread >= _MANY_VECTORS and power_of_two(threads) >= many:
                 continue
             of_cta = power_of_two(threads) * vectors_per_thread * row.vec_size
             if of_cta > MOST_OF_PERSISTENT_CTA:
                 continue
-            if (
-                vectors_per_thread * row.vec_size > _MOST_IN_REGISTERS
-                or threads > _MOST_THREADS
-                or (ctas > 1 and threads < 64)
-            ):
+            if vectors_per_thread * row.vec_size > most or threads > _MOST_THREADS or (ctas > 1 and threads < 64):
                 continue
             if share < _LEAST_FILLED * threads * vectors_per_thread:
                 continue

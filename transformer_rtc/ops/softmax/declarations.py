@@ -150,7 +150,7 @@ SOFTMAX = _forward(
 Over the last dimension. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
 or a mask of floats is added, else differences of x are scaled. What does not take part has v = -inf: y is 0 there.
 A row of which nothing takes part becomes zeros. What a mask or a causal mode excludes is 0 even in a row that is
-NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 12 kernels
+NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 13 kernels
 serve all lengths: few new lengths compile anything.""",
     excluded="0",
     with_sink="y = exp(v) / (sum(exp(v)) + exp(sink))",
