@@ -36,14 +36,15 @@ FEW_CALLS = 15
 
 EXAMPLES = """examples:
   python3 benchmarks/configurations.py rms_norm layer_norm --dtype bfloat16 float32 --hidden 5376 21504 --json all.json
+  python3 benchmarks/configurations.py softmax softmax_backward --hidden 17 300 577 1001 --json lengths.json
   python3 benchmarks/configurations.py --manifest manifest.jsonl --tuning ~/.cache/transformer_rtc/tuning.X.jsonl
 """
 
 
-def measure(request: Request) -> dict[str, Any]:
-    """Return the times of every configuration of a request, in microseconds."""
+def measure(request: Request, columns: int) -> dict[str, Any]:
+    """Return the times of every configuration of a request with rows of so many columns, in microseconds."""
     start = time.monotonic()
-    bench = GpuBench(request, 0)
+    bench = GpuBench(request, 0, columns=columns)
     found: dict[Any, dict[str, Any]] = {
         config: {"config": values_of(config), "first_us": [], "again_us": [], "few_us": {}} for config in bench.configs
     }
@@ -64,6 +65,7 @@ def measure(request: Request) -> dict[str, Any]:
     bench.close()
     return {
         "request": request_fields(request),
+        "length": columns,
         "seconds": time.monotonic() - start,
         "configurations": list(found.values()),
     }
@@ -91,7 +93,7 @@ def row_of(measured: dict[str, Any], request: Request, tuning: Tuning) -> tuple[
 
     types = "/".join(dict.fromkeys(dtype.name for dtype in request.dtypes.values() if dtype))
     return (
-        f"{request.operator} {request.columns} {types}{' per head' if request.per_head else ''}",
+        f"{request.operator} {measured['length']} {types}{' per head' if request.per_head else ''}",
         len(measured["configurations"]),
         of_best(default),
         of_best(tuned),
@@ -120,26 +122,40 @@ def main() -> None:
         sys.exit(f"this benchmark needs a GPU: {problem}")
     words = {"true": True, "false": False, "none": None}
     given = {name: words.get(value, value) for name, _, value in (text.partition("=") for text in arguments.argument)}
-    described = (arguments.operator, arguments.dtype if arguments.operator else [], arguments.hidden)
+    dtypes = arguments.dtype if arguments.operator else []
     try:
-        requests = requests_of(*described, manifest=arguments.manifest, per_head=arguments.per_head, **given)
+        # Of an operator that has a kernel for many lengths, each size is timed, and not the longest alone.
+        asked = [
+            (request, size)
+            for size in arguments.hidden
+            for request in requests_of(
+                arguments.operator, dtypes, [size], manifest=None, per_head=arguments.per_head, **given
+            )
+        ]
+        if arguments.manifest:
+            asked += [
+                (request, request.columns)
+                for request in requests_of([], [], [], manifest=arguments.manifest, per_head=False)
+            ]
         tuning = read(Path(arguments.tuning).expanduser()) if arguments.tuning else Gpu(0).tuning
     except ArgumentError as error:
         sys.exit(str(error))
+    if not asked:
+        sys.exit("name operators and --hidden sizes, or a --manifest")
     result: dict[str, Any] = {"environment": common.environment(), "requests": []}
     rows, start = [], time.monotonic()
     # At random: what the time does not suffice for is no particular kind.
-    for request in tqdm(random.sample(requests, len(requests)), unit="request"):
+    for request, columns in tqdm(random.sample(asked, len(asked)), unit="request"):
         if time.monotonic() - start > 60 * arguments.minutes:
             break
         if len(declaration_of(request.operator).family.configurations(request, Gpu(0).limits)) > 1:
-            measured = measure(request)
+            measured = measure(request, columns)
             result["requests"].append(measured)
             rows.append(row_of(measured, request, tuning))
             common.write_json(arguments.json, result)
     common.print_environment(result["environment"])
     print(common.table(("request", "configurations", "default", "tuned", "fastest"), sorted(rows)))
-    print(f"{len(rows)} of {len(requests)} requests in {time.monotonic() - start:.0f} s")
+    print(f"{len(rows)} of {len(asked)} requests in {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ GAINS = {
     "in_registers",
     "elements_other",
     "register_rows",
+    "register_warps",
+    "tiled",
     "persistent",
 }
 
@@ -59,7 +61,11 @@ def comparable(times: Times, limits: DeviceLimits) -> dict[Any, float]:
     Backward, a rule knows one ring for each division: another one stands for it where that was not measured.
     """
     if times.family == "softmax":
-        return {config: times.microseconds(config) for config in times.of}
+        return {
+            config: times.microseconds(config)
+            for config in times.of
+            if softmax.may_be_chosen(config, times.row, limits)
+        }
     if times.way == "norms, forward":
         chosen = (config for config in times.of if not config.stages and norm.may_be_chosen(config, times.row))
         return {config: times.microseconds(config) for config in chosen}
@@ -156,6 +162,8 @@ def main() -> None:
     table, found = [], {}
     for name, (terms, weights, is_of) in rules.items():
         cases = [case for run in runs if is_of(run) and (case := case_of(run, terms)) is not None]
+        if not cases:
+            continue
         fit = Fit(cases, list(weights))
         values = np.array(list(weights.values()))
         table.append(summary(name, cases, fit.chosen(values)))

@@ -252,6 +252,8 @@ class GpuBench:
         About what the largest array has; less on a GPU with little memory.
     most : int, optional
         How many configurations to compile at most: those that the family finds cheapest.
+    columns : int, optional
+        Of a row, where the request stands for a bucket of lengths; by default the bucket's most.
 
     Attributes
     ----------
@@ -264,9 +266,17 @@ class GpuBench:
         If the default configuration cannot be compiled or launched.
     """
 
-    def __init__(self, request: Request, device: int, most_bytes: int = 256 << 20, most: int | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        device: int,
+        most_bytes: int = 256 << 20,
+        most: int | None = None,
+        columns: int | None = None,
+    ) -> None:
         self._request, self._device = request, device
-        few = [value for value in arguments_of(request, 1) if isinstance(value, ArrayOf)]
+        self._timed = request._replace(columns=columns or request.columns)
+        few = [value for value in arguments_of(self._timed, 1) if isinstance(value, ArrayOf)]
         one_row = max(value.bytes for value in few) // math.prod(few[0].shape[:-1])
         most_bytes = min(most_bytes, _native.device_memory(device) // _MEMORY_OF_ARRAYS)
         self._rows = max(1, most_bytes // max(1, one_row))
@@ -341,7 +351,7 @@ class GpuBench:
         rows : int, optional
             How many rows they have; by default many.
         """
-        arrays = _Arrays(self._request, rows or self._rows, self._device, self._clock)
+        arrays = _Arrays(self._timed, rows or self._rows, self._device, self._clock)
         calls = {
             config: functools.partial(arrays.call, self._operators[config], self._clock.stream) for config in configs
         }

@@ -57,6 +57,7 @@ BACKWARD_WEIGHTS = {
     "partials": 0.0084,
     "floats": 0.4038,
     "few_elements": 0.4563,
+    "rows_unaligned": 0.25,
 }
 # What is counted in units of so much: a thread's elements, and the columns of which a multiprocessor has partial sums.
 _MOST_ELEMENTS = 32
@@ -138,6 +139,7 @@ def backward_terms(config: NormConfig, row: BackwardRow, limits: DeviceLimits) -
         "partials": columns * gradients / _PARTIAL_COLUMNS,
         "floats": elements / _MOST_ELEMENTS if widest == 4 else 0.0,
         "few_elements": max(0.0, 0.5 - elements / _MOST_ELEMENTS),
+        "rows_unaligned": rows if row.hidden % config.vec_size else 0.0,
     }
 
 
