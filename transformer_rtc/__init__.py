@@ -28,8 +28,9 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 from .arrays import DeviceArray
 from .device import device_limits
 from .errors import *  # noqa: F403
+from .events import Event
 from .imports import when_imported as _when_imported
-from .kernel_manager import Event, KernelManager, manager
+from .kernel_manager import KernelManager, manager
 from .launch import Kernel, LaunchConfig
 from .operator import operator_of as _operator_of
 from .ops.activation import api as _activations

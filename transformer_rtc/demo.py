@@ -21,7 +21,8 @@ from .demo_cases import CASES, Array, Case
 from .demo_speed import gpu_torch, speed_of
 from .device import device_of
 from .errors import CompilerNotFoundError, DeviceNotFoundError
-from .kernel_manager import Event, KernelManager, manager
+from .events import Event
+from .kernel_manager import KernelManager, manager
 from .recording import record
 from .request import Asked
 from .select import using

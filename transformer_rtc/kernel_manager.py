@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import compiler, log, sources, usage
 from .cache import DiskCache
@@ -22,15 +22,15 @@ from .errors import (
     UnexpectedCompileError,
     shown,
 )
+from .events import Event
 from .launch import Kernel, refuses_image
 from .lookup import Image, Lookup
 from .once import Beside, Once
 from .settings import Settings, settings
-from .simulator import SimulatedDevice
 from .spec import Field, KernelSpec, Params, Target, TextSpec, is_name
 from .toolchain import CompileFunction, NvrtcToolchain, toolchain_of
 
-__all__ = ["Event", "KernelManager", "manager"]
+__all__ = ["KernelManager", "manager"]
 
 # A model needs some dozens; hidden sizes that vary without end, as of padded batches, must not fill a GPU.
 MOST_KERNELS = 512
@@ -44,38 +44,6 @@ def _target_of(spec: object, target: object) -> Target:
     if not is_integer(target, 1, 999):
         raise ArgumentError(f"target is {shown(target)}; it takes an architecture, such as 90, or a Target")
     return Target(target)  # type: ignore[arg-type]
-
-
-class Event(NamedTuple):
-    """One compile or load.
-
-    Attributes
-    ----------
-    kind : str
-        ``"compile"``: NVRTC ran, or the simulator's compiler. ``"load"``: a cubin or a simulator's module was loaded.
-        ``"load_ptx"``: PTX was, and the driver compiled it.
-    symbol : str
-        The kernel.
-    target : Target
-        What it is for: an architecture; a GPU's, or the simulator's.
-    device : int or SimulatedDevice or None
-        Of a load.
-    milliseconds : float
-        What it took.
-    size : int
-        Bytes of the image.
-    origin : str
-        Where the image came from: ``"compiler"``; ``"disk"``: the cache; ``"companion"``: the companion wheel; or
-        ``"package"``.
-    """
-
-    kind: str
-    symbol: str
-    target: Target
-    device: int | SimulatedDevice | None
-    milliseconds: float
-    size: int
-    origin: str
 
 
 class KernelManager:

@@ -78,7 +78,8 @@ def reference() -> dict[str, str]:
     places = {
         "arrays.device_array": ["DeviceArray"],
         "device": ["device_limits"],
-        "kernel_manager": ["KernelManager", "Event"],
+        "events": ["Event"],
+        "kernel_manager": ["KernelManager"],
         "launch": ["Kernel", "LaunchConfig"],
         "manifest": ["ManifestEntry"],
         "recording": ["record"],
