@@ -94,6 +94,9 @@ class Declaration:
         The names of what the user's function takes by position; the others are keywords.
     summary : str
         What the function's documentation begins with.
+    example : str
+        What it ends with: lines of a doctest, which call the function with numpy arrays and show what it returns. The
+        imports of numpy and of the function are written before it.
     buckets : sequence of int
         Numbers of columns, ascending to the largest that there may be: rows of up to one of them have the same kernels,
         which are asked for with it. Empty: each number of columns has its own.
@@ -120,6 +123,7 @@ class Declaration:
     _: KW_ONLY
     positional: tuple[str, ...]
     summary: str = ""
+    example: str = ""
     buckets: Sequence[int] = ()
     nouns: Mapping[str, str] = field(default_factory=dict)
     alias_of: str = ""
@@ -248,7 +252,12 @@ class Declaration:
         return tuple(a.name for a, default in self.signature if isinstance(a, Input) and a.optional and default is ...)
 
     def alias(
-        self, name: str, summary: str, positional: Sequence[str] = (), called: Mapping[str, Argument] | None = None
+        self,
+        name: str,
+        summary: str,
+        positional: Sequence[str] = (),
+        called: Mapping[str, Argument] | None = None,
+        example: str = "",
     ) -> Declaration:
         """Return a function that asks for the same kernels.
 
@@ -262,6 +271,8 @@ class Declaration:
             As `Declaration` has it; by default as here.
         called : mapping of str to Argument, optional
             Arguments that are called or documented otherwise, by their names.
+        example : str
+            What its documentation ends with.
         """
         others = called or {}
         return replace(
@@ -269,6 +280,7 @@ class Declaration:
             name=name,
             alias_of=self.name,
             summary=summary,
+            example=example,
             arguments=tuple(others.get(argument.name, argument) for argument in self.arguments),
             positional=tuple(positional) or self.positional,
         )

@@ -46,9 +46,19 @@ Raises
 ------
 ArgumentError
     If an argument is not as described, before anything is launched.
-CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+AllocationError
+    If there is no memory for an output.
+UnexpectedCompileError
+    If a kernel must be compiled, and `freeze` or the environment forbids it.
+CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
     If there is no way to run.
 """
+_EXAMPLES = """\
+Examples
+--------
+>>> import numpy as np
+>>> from transformer_rtc import {name}
+{example}"""
 
 
 _HEAD = """\
@@ -260,6 +270,8 @@ def documentation(declaration: Declaration) -> str:
             said = f"Only if `{array.keyword}`.{alone} {array.returned_doc}".rstrip()
             returned += _entry(array.name, f"array {_shapes(declaration, array)}{dtype}", said)
     parts += [f"Returns\n-------\n{returned}", _ORDER, _RAISES]
+    if declaration.example:
+        parts.append(_EXAMPLES.format(name=declaration.name, example=declaration.example))
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 

@@ -29,7 +29,7 @@ def test_a_function_says_what_it_takes_and_returns(name):
     results = [word for word, one in zip(returned, declaration.arrays, strict=True) if word and not_input(one)]
     assert described == [*inspect.signature(function).parameters, *results]
     sections = re.findall(r"^(\w+)\n-+$", doc, re.M)
-    assert sections == ["Parameters", "Returns", "Raises"]
+    assert sections == ["Parameters", "Returns", "Raises", "Examples"]
     assert max(map(len, doc.splitlines())) <= 116
 
 

@@ -87,8 +87,20 @@ def gelu(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import gelu
+    >>> x = np.array([[-1, 0, 1]], np.float32)
+    >>> np.round(gelu(x), 4)
+    array([[-0.1587,  0.    ,  0.8413]], dtype=float32)
     """
     return _gelu(x, approximate, out, out_dtype, scale, amax, scale_inv, stream)
 
@@ -142,8 +154,20 @@ def silu(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import silu
+    >>> x = np.array([[-1, 0, 1]], np.float32)
+    >>> np.round(silu(x), 4)
+    array([[-0.2689,  0.    ,  0.7311]], dtype=float32)
     """
     return _silu(x, out, out_dtype, scale, amax, scale_inv, stream)
 
@@ -195,8 +219,19 @@ def relu_squared(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import relu_squared
+    >>> relu_squared(np.array([[-2, 0, 3]], np.float32))
+    array([[0., 0., 9.]], dtype=float32)
     """
     return _relu_squared(x, out, out_dtype, scale, amax, scale_inv, stream)
 
@@ -267,8 +302,22 @@ def gelu_and_mul(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import gelu_and_mul
+    >>> x, up = np.array([[0, 1]], np.float32), np.array([[5, 10]], np.float32)
+    >>> np.round(gelu_and_mul(x, up), 3)
+    array([[0.   , 8.413]], dtype=float32)
+    >>> np.round(gelu_and_mul(np.concatenate([x, up], axis=-1)), 3)  # of the halves of each row
+    array([[0.   , 8.413]], dtype=float32)
     """
     return _gelu_and_mul(x, up, approximate, out, out_dtype, scale, amax, scale_inv, row_scaling, stream)
 
@@ -335,8 +384,22 @@ def silu_and_mul(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import silu_and_mul
+    >>> x, up = np.array([[0, 1]], np.float32), np.array([[5, 10]], np.float32)
+    >>> np.round(silu_and_mul(x, up), 3)
+    array([[0.   , 7.311]], dtype=float32)
+    >>> np.round(silu_and_mul(np.concatenate([x, up], axis=-1)), 3)  # of the halves of each row
+    array([[0.   , 7.311]], dtype=float32)
     """
     return _silu_and_mul(x, up, out, out_dtype, scale, amax, scale_inv, row_scaling, stream)
 
@@ -380,8 +443,20 @@ def gelu_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import gelu_backward
+    >>> x = np.array([[0, 1]], np.float32)
+    >>> np.round(gelu_backward(np.ones_like(x), x), 4)
+    array([[0.5   , 1.0833]], dtype=float32)
     """
     return _gelu_backward(dy, x, approximate, out, out_dtype, stream)
 
@@ -422,8 +497,20 @@ def silu_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import silu_backward
+    >>> x = np.array([[0, 1]], np.float32)
+    >>> np.round(silu_backward(np.ones_like(x), x), 4)
+    array([[0.5   , 0.9277]], dtype=float32)
     """
     return _silu_backward(dy, x, out, out_dtype, stream)
 
@@ -464,8 +551,20 @@ def relu_squared_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import relu_squared_backward
+    >>> x = np.array([[-2, 0, 3]], np.float32)
+    >>> relu_squared_backward(np.ones_like(x), x)
+    array([[0., 0., 6.]], dtype=float32)
     """
     return _relu_squared_backward(dy, x, out, out_dtype, stream)
 
@@ -518,8 +617,23 @@ def gelu_and_mul_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import gelu_and_mul_backward
+    >>> x, up = np.array([[0, 1]], np.float32), np.array([[5, 10]], np.float32)
+    >>> dx, dup = gelu_and_mul_backward(np.ones_like(x), x, up)
+    >>> np.round(dx, 3)
+    array([[ 2.5  , 10.833]], dtype=float32)
+    >>> np.round(dup, 4)
+    array([[0.    , 0.8413]], dtype=float32)
     """
     return _gelu_and_mul_backward(dy, x, up, approximate, out, out_dtype, return_dup, stream)
 
@@ -569,7 +683,22 @@ def silu_and_mul_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import silu_and_mul_backward
+    >>> x, up = np.array([[0, 1]], np.float32), np.array([[5, 10]], np.float32)
+    >>> dx, dup = silu_and_mul_backward(np.ones_like(x), x, up)
+    >>> np.round(dx, 3)
+    array([[2.5  , 9.277]], dtype=float32)
+    >>> np.round(dup, 4)
+    array([[0.    , 0.7311]], dtype=float32)
     """
     return _silu_and_mul_backward(dy, x, up, out, out_dtype, return_dup, stream)

@@ -8,6 +8,7 @@ import textwrap
 from ...arguments import Argument, Choice, Input, Output, OutputDType, Result, Stream
 from ...declaration import Declaration, Gradient
 from ..scaling import FLOATS, QUANTIZED, ROW_SCALE, scales
+from .examples import EXAMPLES
 from .family import BUCKETS, ActivationFamily
 
 __all__ = [
@@ -81,6 +82,7 @@ def _forward(name: str, summary: str, gated: bool) -> Declaration:
         arguments,
         positional=("x", "up") if gated else ("x",),
         summary=summary,
+        example=EXAMPLES[name],
         buckets=BUCKETS,
         gradient=gradient,
         split_by="up" if gated else "",
@@ -122,12 +124,14 @@ def _backward(name: str, summary: str, gated: bool) -> Declaration:
         ),
         _STREAM,
     )
+    backward = f"{name}_backward"
     return Declaration(
-        f"{name}_backward",
+        backward,
         _FAMILY,
         arguments,
         positional=("dy", "x", "up") if gated else ("dy", "x"),
         summary=summary,
+        example=EXAMPLES[backward],
         buckets=BUCKETS,
         split_by="up" if gated else "",
         elementwise=True,

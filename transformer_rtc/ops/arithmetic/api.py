@@ -62,7 +62,20 @@ def add(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import add
+    >>> x, other = np.array([[1], [2]]), np.array([10, 20], np.int8)
+    >>> add(x, other)  # of the larger of the two types, int64
+    array([[11, 21],
+           [12, 22]])
     """
     return _add(x, other, out, out_dtype, stream)

@@ -49,6 +49,12 @@ added there, and y is rounded once. An array without dimensions decides y's type
 torch: bool, integer or floating point; one of the two has dimensions. uint16, uint32 and uint64 have no sum
 with bools and other integers of any dimensions unless y's type is given. Leading dimensions must collapse to
 two strides, for all arrays alike.""",
+    example="""\
+>>> x, other = np.array([[1], [2]]), np.array([10, 20], np.int8)
+>>> add(x, other)  # of the larger of the two types, int64
+array([[11, 21],
+       [12, 22]])
+""",
     buckets=(MOST_COLUMNS,),
     gradient=Gradient("", takes={}, numbers=(), of={"out": "dy"}, gives={}, passes={"x": "out", "other": "out"}),
     broadcasts=("x", "other"),

@@ -71,9 +71,9 @@ def rms_norm(
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
-        On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
-        contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a
-        packed qkv do.
+        On a GPU; an array on the host is staged through the current GPU, and so is y, or without a GPU computed in
+        the simulator. The last dimension is contiguous and has 1 to 2**30 elements; the others collapse to at most
+        two strides, as rows and heads of a packed qkv do.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
         `weight_offset`.
@@ -129,8 +129,21 @@ def rms_norm(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import rms_norm
+    >>> x = np.array([[4, 1, 1, 1, 1]], np.float32)  # the mean of its squares is 4
+    >>> weight = np.array([1, 1, 1, 1, 10], np.float32)
+    >>> rms_norm(x, weight, eps=0.0, return_rstd=True)
+    (array([[2. , 0.5, 0.5, 0.5, 5. ]], dtype=float32), array([0.5], dtype=float32))
     """
     return _rms_norm(
         x,
@@ -183,9 +196,9 @@ def layer_norm(
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
-        On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
-        contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a
-        packed qkv do.
+        On a GPU; an array on the host is staged through the current GPU, and so is y, or without a GPU computed in
+        the simulator. The last dimension is contiguous and has 1 to 2**30 elements; the others collapse to at most
+        two strides, as rows and heads of a packed qkv do.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
         `weight_offset`.
@@ -240,8 +253,24 @@ def layer_norm(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import layer_norm
+    >>> x = np.array([[6, 1, 1, 1, 1]], np.float32)  # the mean is 2, and the variance 4
+    >>> weight, bias = np.full(5, 2, np.float32), np.ones(5, np.float32)
+    >>> y, mean, rstd = layer_norm(x, weight, bias, eps=0.0, return_mean=True, return_rstd=True)
+    >>> y
+    array([[5., 0., 0., 0., 0.]], dtype=float32)
+    >>> mean, rstd
+    (array([2.], dtype=float32), array([0.5], dtype=float32))
     """
     return _layer_norm(
         x,
@@ -361,8 +390,23 @@ def add_rms_norm(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import add_rms_norm
+    >>> x, residual = np.array([[3, 0, 0, 0, 0]], np.float32), np.ones((1, 5), np.float32)
+    >>> y, s = add_rms_norm(x, residual, eps=0.0)
+    >>> s  # the next residual: the mean of its squares is 4
+    array([[4., 1., 1., 1., 1.]], dtype=float32)
+    >>> y
+    array([[2. , 0.5, 0.5, 0.5, 0.5]], dtype=float32)
     """
     return _add_rms_norm(
         x,
@@ -482,8 +526,23 @@ def add_layer_norm(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import add_layer_norm
+    >>> x, residual = np.array([[5, 0, 0, 0, 0]], np.float32), np.ones((1, 5), np.float32)
+    >>> y, s = add_layer_norm(x, residual, eps=0.0)
+    >>> s  # the next residual: its mean is 2, and its variance 4
+    array([[6., 1., 1., 1., 1.]], dtype=float32)
+    >>> y
+    array([[ 2. , -0.5, -0.5, -0.5, -0.5]], dtype=float32)
     """
     return _add_layer_norm(
         x,
@@ -571,8 +630,20 @@ def rms_norm_add(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import rms_norm_add
+    >>> x, residual = np.array([[4, 1, 1, 1, 1]], np.float32), np.full((1, 5), 10, np.float32)
+    >>> rms_norm_add(x, residual, eps=0.0)  # the mean of x's squares is 4
+    array([[12. , 10.5, 10.5, 10.5, 10.5]], dtype=float32)
     """
     return _rms_norm_add(x, residual, weight, bias, eps, weight_offset, out, out_dtype, return_rstd, sm_margin, stream)
 
@@ -645,8 +716,20 @@ def layer_norm_add(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import layer_norm_add
+    >>> x, residual = np.array([[6, 1, 1, 1, 1]], np.float32), np.full((1, 5), 10, np.float32)
+    >>> layer_norm_add(x, residual, eps=0.0)  # x's mean is 2, and its variance 4
+    array([[12. ,  9.5,  9.5,  9.5,  9.5]], dtype=float32)
     """
     return _layer_norm_add(
         x,
@@ -749,8 +832,24 @@ def rms_norm_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import rms_norm_backward
+    >>> x = np.array([[4, 1, 1, 1, 1]], np.float32)  # x * rstd is [2, 0.5, 0.5, 0.5, 0.5]
+    >>> dy = np.array([[0, 5, 0, 0, 0]], np.float32)
+    >>> dx, dweight = rms_norm_backward(dy, x, np.ones(5, np.float32), eps=0.0)
+    >>> dx
+    array([[-0.5  ,  2.375, -0.125, -0.125, -0.125]], dtype=float32)
+    >>> dweight
+    array([0. , 2.5, 0. , 0. , 0. ], dtype=float32)
     """
     return _rms_norm_backward(
         dy,
@@ -855,8 +954,26 @@ def layer_norm_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import layer_norm_backward
+    >>> x = np.array([[6, 1, 1, 1, 1]], np.float32)  # (x - mean) * rstd is [2, -0.5, -0.5, -0.5, -0.5]
+    >>> dy = np.array([[0, 5, 0, 0, 0]], np.float32)
+    >>> dx, dweight, dbias = layer_norm_backward(dy, x, np.ones(5, np.float32), eps=0.0)
+    >>> dx
+    array([[ 0.   ,  1.875, -0.625, -0.625, -0.625]], dtype=float32)
+    >>> dweight
+    array([ 0. , -2.5,  0. ,  0. ,  0. ], dtype=float32)
+    >>> dbias
+    array([0., 5., 0., 0., 0.], dtype=float32)
     """
     return _layer_norm_backward(
         dy,
@@ -952,8 +1069,24 @@ def add_rms_norm_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import add_rms_norm_backward
+    >>> s = np.array([[4, 1, 1, 1, 1]], np.float32)  # s * rstd is [2, 0.5, 0.5, 0.5, 0.5]
+    >>> dy, ds = np.array([[0, 5, 0, 0, 0]], np.float32), np.ones((1, 5), np.float32)
+    >>> dx, dweight = add_rms_norm_backward(dy, ds, s, np.ones(5, np.float32), eps=0.0)
+    >>> dx  # that of rms_norm_backward, and ds
+    array([[0.5  , 3.375, 0.875, 0.875, 0.875]], dtype=float32)
+    >>> dweight
+    array([0. , 2.5, 0. , 0. , 0. ], dtype=float32)
     """
     return _add_rms_norm_backward(
         dy,
@@ -1052,8 +1185,26 @@ def add_layer_norm_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import add_layer_norm_backward
+    >>> s = np.array([[6, 1, 1, 1, 1]], np.float32)  # (s - mean) * rstd is [2, -0.5, -0.5, -0.5, -0.5]
+    >>> dy, ds = np.array([[0, 5, 0, 0, 0]], np.float32), np.ones((1, 5), np.float32)
+    >>> dx, dweight, dbias = add_layer_norm_backward(dy, ds, s, np.ones(5, np.float32), eps=0.0)
+    >>> dx  # that of layer_norm_backward, and ds
+    array([[1.   , 2.875, 0.375, 0.375, 0.375]], dtype=float32)
+    >>> dweight
+    array([ 0. , -2.5,  0. ,  0. ,  0. ], dtype=float32)
+    >>> dbias
+    array([0., 5., 0., 0., 0.], dtype=float32)
     """
     return _add_layer_norm_backward(
         dy,
@@ -1150,8 +1301,24 @@ def rms_norm_add_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import rms_norm_add_backward
+    >>> x = np.array([[4, 1, 1, 1, 1]], np.float32)  # x * rstd is [2, 0.5, 0.5, 0.5, 0.5]
+    >>> dy = np.array([[0, 5, 0, 0, 0]], np.float32)
+    >>> dx, dweight = rms_norm_add_backward(dy, x, np.ones(5, np.float32), eps=0.0)
+    >>> dx
+    array([[-0.5  ,  2.375, -0.125, -0.125, -0.125]], dtype=float32)
+    >>> dweight
+    array([0. , 2.5, 0. , 0. , 0. ], dtype=float32)
     """
     return _rms_norm_add_backward(
         dy,
@@ -1251,8 +1418,26 @@ def layer_norm_add_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import layer_norm_add_backward
+    >>> x = np.array([[6, 1, 1, 1, 1]], np.float32)  # (x - mean) * rstd is [2, -0.5, -0.5, -0.5, -0.5]
+    >>> dy = np.array([[0, 5, 0, 0, 0]], np.float32)
+    >>> dx, dweight, dbias = layer_norm_add_backward(dy, x, np.ones(5, np.float32), eps=0.0)
+    >>> dx
+    array([[ 0.   ,  1.875, -0.625, -0.625, -0.625]], dtype=float32)
+    >>> dweight
+    array([ 0. , -2.5,  0. ,  0. ,  0. ], dtype=float32)
+    >>> dbias
+    array([0., 5., 0., 0., 0.], dtype=float32)
     """
     return _layer_norm_add_backward(
         dy,

@@ -9,6 +9,7 @@ from ...arguments import Argument, Flag, Input, Margin, Output, OutputDType, Out
 from ...declaration import Declaration, Gradient
 from ...spec import FLOAT32
 from ..scaling import FLOATS, QUANTIZED, ROW_SCALE, scales
+from .examples import EXAMPLES
 from .family import OPERATORS, NormFamily
 
 __all__ = [
@@ -43,9 +44,9 @@ _X = Input(
     "x",
     _ROWS,
     FLOATS,
-    doc="""On a GPU; an array on the host is staged through the current GPU, and so is y. The last dimension is
-    contiguous and has 1 to 2**30 elements; the others collapse to at most two strides, as rows and heads of a packed
-    qkv do.""",
+    doc="""On a GPU; an array on the host is staged through the current GPU, and so is y, or without a GPU computed in
+    the simulator. The last dimension is contiguous and has 1 to 2**30 elements; the others collapse to at most two
+    strides, as rows and heads of a packed qkv do.""",
 )
 _RESIDUAL = Input("residual", _ROWS, FLOATS, doc="Of x's shape.")
 _WEIGHT = Input(
@@ -179,6 +180,7 @@ def _forward(name: str, summary: str) -> Declaration:
         tuple(arguments),
         positional=tuple(positional),
         summary=summary,
+        example=EXAMPLES[name],
         nouns=_NOUNS,
         gradient=gradient,
     )
@@ -314,7 +316,16 @@ def _backward(norm: str, summary: str) -> Declaration:
         *_LAST,
     )
     positional = ("dy", "x", "weight", "eps")
-    return Declaration(f"{norm}_backward", _FAMILY, arguments, positional=positional, summary=summary, nouns=_NOUNS)
+    name = f"{norm}_backward"
+    return Declaration(
+        name,
+        _FAMILY,
+        arguments,
+        positional=positional,
+        summary=summary,
+        example=EXAMPLES[name],
+        nouns=_NOUNS,
+    )
 
 
 RMS_NORM_BACKWARD = _backward(
@@ -389,11 +400,13 @@ They are those of `{0}`, by the same formulas: ``{0}_backward(dy, x, weight, eps
 
 
 def _of_add(backward: Declaration, norm: str) -> Declaration:
-    return backward.alias(f"add_{norm}_backward", _ADD_BACKWARD.format(norm), _ADD_POSITIONAL, _OF_ADD)
+    name = f"add_{norm}_backward"
+    return backward.alias(name, _ADD_BACKWARD.format(norm), _ADD_POSITIONAL, _OF_ADD, EXAMPLES[name])
 
 
 def _with_add(backward: Declaration, norm: str) -> Declaration:
-    return backward.alias(f"{norm}_add_backward", _BACKWARD_ADD.format(norm), called=_WITH_ADD)
+    name = f"{norm}_add_backward"
+    return backward.alias(name, _BACKWARD_ADD.format(norm), called=_WITH_ADD, example=EXAMPLES[name])
 
 
 ADD_RMS_NORM_BACKWARD = _of_add(RMS_NORM_BACKWARD, "rms_norm")

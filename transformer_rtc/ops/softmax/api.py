@@ -96,8 +96,24 @@ def softmax(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import softmax
+    >>> x = np.log(np.array([[1, 2, 5]], np.float32))
+    >>> y, lse = softmax(x, return_lse=True)
+    >>> np.round(y, 3), np.round(np.exp(lse), 3)
+    (array([[0.125, 0.25 , 0.625]], dtype=float32), array([8.], dtype=float32))
+    >>> softmax(np.zeros((1, 2, 2), np.float32), causal="upper_triangular")  # the first query sees one key
+    array([[[1. , 0. ],
+            [0.5, 0.5]]], dtype=float32)
     """
     return _softmax(x, scale, mask, mask_keeps, causal, window, sink, out, out_dtype, return_lse, stream)
 
@@ -172,8 +188,20 @@ def log_softmax(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import log_softmax
+    >>> y = log_softmax(np.log(np.array([[1, 2, 5]], np.float32)))
+    >>> np.round(np.exp(y), 3)
+    array([[0.125, 0.25 , 0.625]], dtype=float32)
     """
     return _log_softmax(x, scale, mask, mask_keeps, causal, window, sink, out, out_dtype, return_lse, stream)
 
@@ -247,8 +275,21 @@ def softmax_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import softmax_backward
+    >>> y = np.array([[0.25, 0.75]], np.float32)
+    >>> dy = np.array([[4, 0]], np.float32)  # sum(dy * y) is 1
+    >>> softmax_backward(dy, y)
+    array([[ 0.75, -0.75]], dtype=float32)
     """
     return _softmax_backward(
         dy,
@@ -336,8 +377,21 @@ def log_softmax_backward(
     ------
     ArgumentError
         If an argument is not as described, before anything is launched.
-    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, StaticKernelError
+    AllocationError
+        If there is no memory for an output.
+    UnexpectedCompileError
+        If a kernel must be compiled, and `freeze` or the environment forbids it.
+    CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
         If there is no way to run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import log_softmax_backward
+    >>> y = np.log(np.array([[0.25, 0.75]], np.float32))
+    >>> dy = np.array([[4, 0]], np.float32)
+    >>> np.round(log_softmax_backward(dy, y), 3)
+    array([[ 3., -3.]], dtype=float32)
     """
     return _log_softmax_backward(
         dy,

@@ -9,6 +9,7 @@ from ...arguments import Choice, Equal, Flag, Input, Integer, Output, OutputDTyp
 from ...declaration import MOST_COLUMNS, Declaration, Gradient
 from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8
 from .config import BUCKETS
+from .examples import EXAMPLES
 from .family import SoftmaxFamily
 
 __all__ = [
@@ -137,6 +138,7 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
         arguments,
         positional=("x",),
         summary=summary,
+        example=EXAMPLES[name],
         buckets=BUCKETS,
         nouns=_NOUNS,
         gradient=gradient,
@@ -245,7 +247,16 @@ def _backward(name: str, summary: str, dsink: str) -> Declaration:
         ),
         _STREAM,
     )
-    return Declaration(name, _FAMILY, arguments, positional=("dy", "y"), summary=summary, buckets=BUCKETS, nouns=_NOUNS)
+    return Declaration(
+        name,
+        _FAMILY,
+        arguments,
+        positional=("dy", "y"),
+        summary=summary,
+        example=EXAMPLES[name],
+        buckets=BUCKETS,
+        nouns=_NOUNS,
+    )
 
 
 SOFTMAX_BACKWARD = _backward(
