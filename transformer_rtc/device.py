@@ -204,12 +204,35 @@ def too_old(limits: DeviceLimits) -> str:
 def device_limits(device: int) -> DeviceLimits:
     """Return what a device's kernels may use, as its driver says.
 
+    Parameters
+    ----------
+    device : int
+        The ordinal of a GPU.
+
+    Returns
+    -------
+    DeviceLimits
+        ``architecture``: 90 for compute capability 9.0; ``shared_memory_per_cta`` in bytes; ``max_cluster_size`` in
+        CTAs, 1 where there are no clusters.
+
     Raises
     ------
     ArgumentError
         If `device` is no ordinal.
     DeviceNotFoundError
         If there is no such device.
+    DriverError
+        If the driver is too old.
+
+    Examples
+    --------
+    >>> from transformer_rtc import DeviceNotFoundError, SimulatedDevice, device_limits
+    >>> try:
+    ...     limits = device_limits(0)
+    ... except DeviceNotFoundError:  # here: what an H100 has
+    ...     limits = SimulatedDevice(architecture=90).limits
+    >>> limits.shared_memory_per_cta >= 48 * 1024
+    True
     """
     _check_ordinal(device)
     architecture = 10 * _native.device_attribute(device, _MAJOR) + _native.device_attribute(device, _MINOR)

@@ -32,6 +32,18 @@ class Event(NamedTuple):
     origin : str
         Where the image came from: ``"compiler"``; ``"disk"``: the cache; ``"companion"``: the companion wheel; or
         ``"package"``.
+
+    Examples
+    --------
+    >>> from transformer_rtc import Event, KernelManager, TextSpec
+    >>> from transformer_rtc.cache import DiskCache
+    >>> def tell(event: Event) -> None:
+    ...     print(event.kind, event.symbol, event.target, event.origin)
+    >>> manager = KernelManager(DiskCache(None))  # an empty one: all has to be compiled
+    >>> stop = manager.on_event(tell)
+    >>> image = manager.image(TextSpec('extern "C" __global__ void nothing() {}', "nothing"), 90)
+    compile nothing sm_90 compiler
+    >>> stop()
     """
 
     kind: str

@@ -64,6 +64,27 @@ class KernelManager:
         What the environment asks for.
     most_kernels : int
         How many kernels it keeps loaded, and the machine code of how many in memory.
+
+    Attributes
+    ----------
+    counts : Counter of str
+        How many events there were of each kind.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not as described.
+
+    Examples
+    --------
+    >>> from transformer_rtc import KernelManager, TextSpec
+    >>> from transformer_rtc.cache import DiskCache
+    >>> own = KernelManager(DiskCache(None))  # keeps nothing on disk
+    >>> spec = TextSpec('extern "C" __global__ void nothing() {}', "nothing")
+    >>> own.image(spec, 90).kind  # for compute capability 9.0
+    'cubin'
+    >>> own.in_memory(spec, 90), own.counts["compile"]
+    (True, 1)
     """
 
     def __init__(
@@ -100,7 +121,13 @@ class KernelManager:
         self._lookup.cache = cache
 
     def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `callback` for every compile and load from now on; what is returned stops that."""
+        """Call `callback` with the `Event` of every compile and load from now on; what is returned stops that.
+
+        Raises
+        ------
+        ArgumentError
+            If `callback` is no callable.
+        """
         if not callable(callback):
             raise ArgumentError(f"callback is {shown(callback)}; it takes a callable")
         self._callbacks.append(callback)
@@ -120,6 +147,17 @@ class KernelManager:
         -------
         callable
             Ends it.
+
+        Examples
+        --------
+        >>> from transformer_rtc import TextSpec, UnexpectedCompileError, freeze, manager
+        >>> end = freeze()  # that of `transformer_rtc.manager`
+        >>> try:
+        ...     manager.image(TextSpec('extern "C" __global__ void late() {}', "late"), 90)
+        ... except UnexpectedCompileError as error:
+        ...     print(error.symbol)
+        late
+        >>> end()
         """
         self._freezes += 1
         frozen = True
@@ -254,6 +292,14 @@ class KernelManager:
             If an argument is not as described.
         CompileError, CompilerNotFoundError, UnexpectedCompileError, DeviceNotFoundError, DriverError
             As `get` raises them.
+
+        Examples
+        --------
+        >>> from transformer_rtc import Field, SimulatedDevice, manager
+        >>> text = 'extern "C" __global__ void scale(const Params p) { ((float*)p.x)[threadIdx.x] *= p.factor; }'
+        >>> fields = (Field("x", "pointer"), Field("factor", "float32"))
+        >>> manager.compile(text, "scale", fields, SimulatedDevice()).params.size  # `Kernel.launch` launches it
+        16
         """
         if not is_name(symbol):
             raise ArgumentError(f"symbol is {shown(symbol)}; it takes the name of the entry")
@@ -299,6 +345,11 @@ class KernelManager:
             An architecture, such as 90; or the simulator's.
         cubin : bool
             Whether to refuse an architecture that NVRTC does not know, instead of making PTX for it.
+
+        Raises
+        ------
+        CompileError, CompilerNotFoundError, UnexpectedCompileError, ArgumentError, SettingsError
+            As `get` raises them.
         """
         check_flag(cubin, "cubin")
 
@@ -432,3 +483,11 @@ class KernelManager:
 manager: KernelManager = KernelManager(
     DiskCache(settings.cache_dir, settings.read_only_cache_dir, settings.cache_bytes, uses_companion=settings.companion)
 )
+"""The process's `KernelManager`, on the disk cache that the environment names.
+
+Examples
+--------
+>>> from transformer_rtc import TextSpec, manager
+>>> manager.image(TextSpec('extern "C" __global__ void nothing() {}', "nothing"), 90).kind
+'cubin'
+"""

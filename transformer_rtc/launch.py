@@ -51,6 +51,12 @@ class LaunchConfig:
     ------
     ArgumentError
         If a value is not as described.
+
+    Examples
+    --------
+    >>> from transformer_rtc import LaunchConfig
+    >>> LaunchConfig(grid=(4, 1, 1), block=(256, 1, 1), cluster=(2, 1, 1))
+    LaunchConfig(grid=(4, 1, 1), block=(256, 1, 1), cluster=(2, 1, 1), dynamic_shared_memory=0, cooperative=False)
     """
 
     grid: Dim3
@@ -106,7 +112,29 @@ class KernelDevice(Protocol):
 
 
 class Kernel:
-    """A kernel loaded on one device. Made by `KernelManager`."""
+    """A kernel loaded on one device. Made by `KernelManager`.
+
+    Attributes
+    ----------
+    symbol : str
+        Its name.
+    params : Params
+        Its parameters.
+    device : int or SimulatedDevice
+        What it is loaded on: the ordinal of a GPU, or a simulated one.
+    multiprocessors : int
+        How many its device has.
+
+    Examples
+    --------
+    >>> from transformer_rtc import Kernel, SimulatedDevice, manager
+    >>> def occupancy(kernel: Kernel, threads: int) -> float:
+    ...     return threads * kernel.max_active_ctas((threads, 1, 1)) / 2048
+    >>> text = 'extern "C" __global__ void nothing() {}'
+    >>> kernel = manager.compile(text, "nothing", (), SimulatedDevice(architecture=90))
+    >>> kernel.symbol, kernel.max_threads, occupancy(kernel, 768)
+    ('nothing', 1024, 0.75)
+    """
 
     def __init__(
         self,
@@ -162,19 +190,77 @@ class Kernel:
         self.function.set_attribute(MAX_DYNAMIC_SHARED, size)
 
     def set_cache_preference(self, preference: str) -> None:
-        """Say what on-chip memory is for: ``"none"``, ``"shared"``, ``"l1"`` or ``"equal"``."""
+        """Say what on-chip memory is for: ``"none"``, ``"shared"``, ``"l1"`` or ``"equal"``.
+
+        Raises
+        ------
+        ArgumentError
+            If it is another word.
+
+        Examples
+        --------
+        >>> from transformer_rtc import SimulatedDevice, manager
+        >>> text = 'extern "C" __global__ void nothing() {}'
+        >>> manager.compile(text, "nothing", (), SimulatedDevice()).set_cache_preference("l1")
+        """
         if not isinstance(preference, str) or preference not in _CACHE_PREFERENCES:
             raise ArgumentError(f"preference is {shown(preference)}; it takes {', '.join(_CACHE_PREFERENCES)}")
         self.function.set_cache_preference(_CACHE_PREFERENCES[preference])
 
     def max_active_ctas(self, block: Dim3, dynamic_shared_memory: int = 0) -> int:
-        """Return how many CTAs a multiprocessor can hold together."""
+        """Return how many CTAs a multiprocessor can hold together.
+
+        Parameters
+        ----------
+        block : tuple of int
+            Threads of a CTA.
+        dynamic_shared_memory : int
+            Bytes of a CTA.
+
+        Raises
+        ------
+        ArgumentError
+            If an argument is not as described.
+
+        Examples
+        --------
+        >>> from transformer_rtc import SimulatedDevice, manager
+        >>> text = 'extern "C" __global__ void nothing() {}'
+        >>> kernel = manager.compile(text, "nothing", (), SimulatedDevice(architecture=90))
+        >>> kernel.max_active_ctas((512, 1, 1)), kernel.max_active_ctas((512, 1, 1), 100 * 1024)
+        (4, 2)
+        """
         _check_dim3(block, "block")
         check_integer(dynamic_shared_memory, "dynamic_shared_memory")
         return self.function.max_active_ctas(block, dynamic_shared_memory)
 
     def max_active_clusters(self, block: Dim3, cluster: Dim3, dynamic_shared_memory: int = 0) -> int:
-        """Return how many clusters the device can hold together."""
+        """Return how many clusters the device can hold together.
+
+        Parameters
+        ----------
+        block : tuple of int
+            Threads of a CTA.
+        cluster : tuple of int
+            CTAs of a cluster.
+        dynamic_shared_memory : int
+            Bytes of a CTA.
+
+        Raises
+        ------
+        ArgumentError
+            If an argument is not as described.
+        DriverError
+            If no such cluster can be.
+
+        Examples
+        --------
+        >>> from transformer_rtc import SimulatedDevice, manager
+        >>> text = 'extern "C" __global__ void nothing() {}'
+        >>> kernel = manager.compile(text, "nothing", (), SimulatedDevice(multiprocessors=8))
+        >>> kernel.max_active_clusters((512, 1, 1), (2, 1, 1))  # 8 * 4 CTAs
+        16
+        """
         _check_dim3(block, "block")
         _check_dim3(cluster, "cluster")
         check_integer(dynamic_shared_memory, "dynamic_shared_memory")
@@ -191,6 +277,16 @@ class Kernel:
             If not one cluster, or for a cooperative launch not one CTA, can be resident.
         DriverError
             If the driver has no memory to tell.
+        ArgumentError
+            If `config` is no `LaunchConfig`.
+
+        Examples
+        --------
+        >>> from transformer_rtc import LaunchConfig, SimulatedDevice, manager
+        >>> text = 'extern "C" __global__ void nothing() {}'
+        >>> kernel = manager.compile(text, "nothing", (), SimulatedDevice(multiprocessors=8))
+        >>> kernel.prepare(LaunchConfig((1, 1, 1), (1024, 1, 1), cooperative=True))  # the largest cooperative grid
+        16
         """
         check_type(config, LaunchConfig, "config")
         # Never lowered: another thread's launch may need what is set.
@@ -234,6 +330,18 @@ class Kernel:
             If a cooperative grid or a cluster cannot be resident.
         ArgumentError
             If an argument is not as described, the parameters have another size, or the stream is another device's.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from transformer_rtc import Field, LaunchConfig, SimulatedDevice, manager
+        >>> text = 'extern "C" __global__ void scale(const Params p) { ((float*)p.x)[threadIdx.x] *= p.factor; }'
+        >>> fields = (Field("x", "pointer"), Field("factor", "float32"))
+        >>> kernel = manager.compile(text, "scale", fields, SimulatedDevice())
+        >>> x = np.array([1, 2, 3], np.float32)
+        >>> kernel.launch(LaunchConfig(grid=(1, 1, 1), block=(3, 1, 1)), {"x": x, "factor": 2.0})
+        >>> x
+        array([2., 4., 6.], dtype=float32)
         """
         packed = params if isinstance(params, bytes) else self.params.pack(**self._values(params))
         self._check(config, packed, stream)
@@ -279,9 +387,25 @@ class Kernel:
                 )
 
     def launch_plain(self, grid: Dim3, block: Dim3, params: bytes | Mapping[str, Any], stream: int = 0) -> None:
-        """Launch independent CTAs."""
+        """Launch independent CTAs: `launch` with a grid and a block alone, whose errors it raises.
+
+        Examples
+        --------
+        >>> from transformer_rtc import SimulatedDevice, manager
+        >>> text = 'extern "C" __global__ void nothing() {}'
+        >>> kernel = manager.compile(text, "nothing", (), SimulatedDevice())
+        >>> kernel.launch_plain((100, 1, 1), (64, 1, 1), {})
+        """
         self.launch(LaunchConfig(grid, block), params, stream)
 
     def launch_cooperative(self, grid: Dim3, block: Dim3, params: bytes | Mapping[str, Any], stream: int = 0) -> None:
-        """Launch CTAs that may wait for each other."""
+        """Launch CTAs that may wait for each other: a cooperative `launch`, whose errors it raises.
+
+        Examples
+        --------
+        >>> from transformer_rtc import SimulatedDevice, manager
+        >>> text = 'extern "C" __global__ void nothing() {}'
+        >>> kernel = manager.compile(text, "nothing", (), SimulatedDevice(multiprocessors=8))
+        >>> kernel.launch_cooperative((kernel.multiprocessors, 1, 1), (64, 1, 1), {})  # a CTA for each
+        """
         self.launch(LaunchConfig(grid, block, cooperative=True), params, stream)

@@ -23,8 +23,20 @@ _TRUTHS = ("per_head", "margin", "unaligned")
 _FIELDS = {"operator", "dtypes", "columns", *_TRUTHS, "flags", "max_ctas_per_row", "config"}
 
 
-# A line of a manifest: what an operator was asked for, or a caller's own kernel.
 ManifestEntry = Asked | TextSpec
+"""A line of a manifest: what an operator was asked for, or a caller's own kernel, which is a `TextSpec`.
+
+`record` yields them, and `warmup` takes them.
+
+Examples
+--------
+>>> import numpy as np
+>>> from transformer_rtc import ManifestEntry, record, rms_norm
+>>> with record() as entries:
+...     y = rms_norm(np.ones((2, 8), np.float32))
+>>> isinstance(entries[0], ManifestEntry), entries[0].request.operator, entries[0].request.columns
+(True, 'rms_norm', 8)
+"""
 
 
 def request_fields(request: Request) -> dict[str, object]:

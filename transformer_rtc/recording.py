@@ -87,6 +87,18 @@ def record(path: str | os.PathLike[str] | None = None) -> Iterator[list[Manifest
     ------
     ArgumentError
         If the file cannot be written.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import record, rms_norm, warmup
+    >>> with record() as entries:
+    ...     for rows in (1, 2, 3):
+    ...         y = rms_norm(np.ones((rows, 8), np.float32))
+    >>> len(entries)  # one kernel serves any number of rows
+    1
+    >>> [made.error for made in warmup(manifest=entries, architectures="sm_90", unaligned=False)]
+    ['']
     """
     recorder = _Recorder(None if path is None else path_of(path, "path"))
     try:

@@ -144,6 +144,12 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
         If there is no such device, or it is too old.
     SettingsError
         If an environment variable has a value that it does not take.
+
+    Examples
+    --------
+    >>> from transformer_rtc import implementations, rms_norm
+    >>> "simulator" in implementations(rms_norm)
+    True
     """
     name = getattr(op, "__name__", None)
     declaration = declarations().get(name) if isinstance(name, str) else None
@@ -190,6 +196,15 @@ def using(implementation: str | SimulatedDevice) -> Iterator[None]:
         If there is no such implementation.
     SettingsError
         If the environment forces another one, or a variable of it has a value that it does not take.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import rms_norm, using
+    >>> with using("simulator"):
+    ...     y = rms_norm(np.ones((2, 8), np.float32))
+    >>> y.shape
+    (2, 8)
     """
     named = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
     if not named and not is_simulated(implementation):

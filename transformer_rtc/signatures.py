@@ -19,8 +19,22 @@ class SupportsCudaArrayInterface(Protocol):
     def __cuda_array_interface__(self) -> Mapping[str, Any]: ...
 
 
-# An array that operators take: of torch, CuPy, JAX, numpy, or of whatever else speaks one of the two protocols.
 ArrayLike: TypeAlias = SupportsDLPack | SupportsCudaArrayInterface
+"""An array that operators take: of torch, CuPy, JAX, numpy, or of whatever else speaks one of the two protocols.
+
+It is for annotations. The types of the operators' functions bind a type variable to it: y has the type of x.
+
+Examples
+--------
+>>> from typing import TypeVar
+>>> import numpy as np
+>>> from transformer_rtc import ArrayLike, rms_norm
+>>> Array = TypeVar("Array", bound=ArrayLike)
+>>> def norm_twice(x: Array) -> Array:
+...     return rms_norm(rms_norm(x))
+>>> norm_twice(np.ones((2, 8), np.float32)).shape
+(2, 8)
+"""
 
 # The type of an operator's first array, which its outputs have. The other arrays are only `ArrayLike`: a type checker
 # would join the types of a tensor and a parameter, or of two numpy arrays of different data types, into a third one.

@@ -189,6 +189,16 @@ class Field(NamedTuple):
         ``"pointer"``, ``"int64"``, ``"int32"``, ``"uint32"`` or ``"float32"``.
     source : str
         What an operator fills it with, such as ``"x.data"``; empty: zero, or where the caller packs the values.
+
+    Examples
+    --------
+    >>> from transformer_rtc import Field, Params
+    >>> print(Params([Field("x", "pointer"), Field("rows", "int64")]).text("Params"), end="")
+    struct Params {
+      void* x;
+      long long rows;
+    };
+    static_assert(sizeof(Params) == 16, "packing");
     """
 
     name: str
@@ -215,10 +225,26 @@ class Params:
     fields : iterable of Field
         In their order in the struct. Each is aligned to its size, as C++ does.
 
+    Attributes
+    ----------
+    fields : tuple of Field
+        As they were given.
+    offsets : dict of str to int
+        Bytes before each field.
+    size : int
+        Bytes of the struct.
+
     Raises
     ------
     ArgumentError
         If one is no field, its name is none or its type is unknown, or two have one name.
+
+    Examples
+    --------
+    >>> from transformer_rtc import Field, Params
+    >>> params = Params([Field("columns", "int32"), Field("x", "pointer"), Field("eps", "float32")])
+    >>> params.offsets, params.size
+    ({'columns': 0, 'x': 8, 'eps': 16}, 24)
     """
 
     def __init__(self, fields: Iterable[Field]) -> None:
@@ -264,6 +290,12 @@ class Params:
         ------
         ArgumentError
             If a field has no value, a value has no field, or a value does not fit its field.
+
+        Examples
+        --------
+        >>> from transformer_rtc import Field, Params
+        >>> Params([Field("columns", "int32"), Field("eps", "float32")]).pack(columns=258, eps=0.0).hex(" ", 4)
+        '02010000 00000000'
         """
         if values.keys() != self.offsets.keys():
             raise ArgumentError(f"values for {', '.join(self.offsets)} expected; given: {', '.join(values)}")
@@ -284,6 +316,27 @@ class KernelSpec:
     """Everything that changes a kernel's machine code but the architecture. Families of operators own the fields.
 
     Subclasses are hashable, and equal specs are one kernel.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from transformer_rtc import Field, KernelSpec, Params, SimulatedDevice, manager
+    >>> @dataclass(frozen=True)
+    ... class Fill(KernelSpec):
+    ...     value: int
+    ...     params = Params([Field("x", "pointer")])
+    ...     @property
+    ...     def symbol(self):
+    ...         return f"fill_{self.value}"
+    ...     @property
+    ...     def program(self):
+    ...         head = f'extern "C" __global__ void {self.symbol}(const Params p)'
+    ...         return self.params.text("Params") + f"{head} {{ ((int*)p.x)[threadIdx.x] = {self.value}; }}"
+    >>> x = np.zeros(4, np.int32)
+    >>> manager.get(Fill(7), SimulatedDevice()).launch_plain((1, 1, 1), (4, 1, 1), {"x": x})
+    >>> x
+    array([7, 7, 7, 7], dtype=int32)
     """
 
     @property
@@ -326,6 +379,14 @@ class TextSpec(KernelSpec):
     ------
     ArgumentError
         If a value is not as described.
+
+    Examples
+    --------
+    >>> from transformer_rtc import Field, TextSpec, manager
+    >>> text = 'extern "C" __global__ void one(const Params p) { ((float*)p.x)[threadIdx.x] = ONE; }'
+    >>> spec = TextSpec(text, "one", (Field("x", "pointer"),), ("-DONE=1.0f",))
+    >>> manager.image(spec, 90).kind
+    'cubin'
     """
 
     text: str

@@ -55,6 +55,14 @@ class WarmupRecord(NamedTuple):
         What it took.
     error : str
         Why it failed; else empty.
+
+    Examples
+    --------
+    >>> from transformer_rtc import WarmupRecord, warmup
+    >>> def failures(records: list[WarmupRecord]) -> list[str]:
+    ...     return [f"{one.symbol} for {one.architecture}: {one.error}" for one in records if one.status == "failed"]
+    >>> failures(warmup("rms_norm", "float32", 8, architectures="sm_90"))
+    []
     """
 
     symbol: str
@@ -311,6 +319,15 @@ def warmup(
         If there is no GPU and no architecture is named.
     SettingsError
         If an environment variable has a value that it does not take.
+
+    Examples
+    --------
+    >>> from transformer_rtc import rms_norm, warmup
+    >>> records = warmup(rms_norm, "float32", 8, architectures="sm_90")  # for aligned rows, and for unaligned ones
+    >>> [(one.architecture, one.error) for one in records]
+    [('sm_90', ''), ('sm_90', '')]
+    >>> [one.status for one in warmup(rms_norm, "float32", 8, architectures="sm_90")]
+    ['cached', 'cached']
     """
     if threads is not None and not is_integer(threads, 1, 2**31 - 1):
         raise ArgumentError(f"threads is {shown(threads)}; it takes a positive integer, or None")

@@ -23,6 +23,17 @@ class DeviceArray:
         The element type's name.
     device : int
         The device's ordinal.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import DeviceArray, rms_norm
+    >>> class Exporter:  # of a framework that the package does not know
+    ...     def __init__(self, array):
+    ...         self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+    >>> y = rms_norm(Exporter(np.ones((2, 8), np.float32)))
+    >>> type(y)  # of memory on the host; on a GPU y is a DeviceArray, which torch.from_dlpack(y) takes
+    <class 'numpy.ndarray'>
     """
 
     __module__ = "transformer_rtc.arrays"  # messages name the class by this, whichever file it is in

@@ -44,6 +44,16 @@ class SimulatedDevice:
     ------
     ArgumentError
         If a value is not as described.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from transformer_rtc import SimulatedDevice, rms_norm, using
+    >>> device = SimulatedDevice(architecture=90, checked=True)
+    >>> with using(device):  # a fault of the kernel would be a SimulationError
+    ...     y = rms_norm(np.ones((2, 8), np.float32))
+    >>> y.shape, device.limits.shared_memory_per_cta
+    ((2, 8), 232448)
     """
 
     architecture: int = 90
@@ -81,7 +91,14 @@ class SimulatedDevice:
         return _MAX_THREADS
 
     def max_active_ctas(self, threads: int, shared_memory: int) -> int:
-        """Return how many CTAs of so many threads and bytes a multiprocessor holds together."""
+        """Return how many CTAs of so many threads and bytes a multiprocessor holds together.
+
+        Examples
+        --------
+        >>> from transformer_rtc import SimulatedDevice
+        >>> SimulatedDevice(architecture=90).max_active_ctas(threads=256, shared_memory=48 * 1024)
+        4
+        """
         if threads > _MAX_THREADS or shared_memory > self.limits.shared_memory_per_cta:
             return 0
         most_threads, most_ctas = RESIDENT[self.architecture]
