@@ -40,8 +40,9 @@ def of_each(call: Callable[..., Any], x: torch.Tensor, **options: Any) -> torch.
 class GELU(torch.nn.GELU):  # type: ignore[misc]
     """`torch.nn.GELU` by `transformer_rtc.gelu`, in a constructor of the same arguments.
 
-    Arithmetic is in float32 and y is rounded once. x of any strides is taken; it is copied where its rows do not
-    collapse to two strides. Another type than float32, float16 and bfloat16 is computed by torch.
+    ``y = x * (1 + erf(x / sqrt(2))) / 2``, or what approximates it by a tanh. Arithmetic is in float32 and y is rounded
+    once. x of any strides is taken; it is copied where its rows do not collapse to two strides. Another type than
+    float32, float16 and bfloat16 is computed by torch.
 
     Parameters
     ----------
@@ -51,11 +52,9 @@ class GELU(torch.nn.GELU):  # type: ignore[misc]
     Examples
     --------
     >>> import torch
-    >>> from transformer_rtc import using
     >>> from transformer_rtc.torch import GELU
-    >>> with using("simulator"):
-    ...     GELU()(torch.randn(2, 64)).shape
-    torch.Size([2, 64])
+    >>> GELU()(torch.tensor([[-1.0, 0.0, 1.0]]))
+    tensor([[-0.1587,  0.0000,  0.8413]])
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -70,12 +69,21 @@ class GELU(torch.nn.GELU):  # type: ignore[misc]
 
 
 class SiLU(torch.nn.SiLU):  # type: ignore[misc]
-    """`torch.nn.SiLU` by `transformer_rtc.silu`. What `GELU` says of types and strides holds.
+    """`torch.nn.SiLU` by `transformer_rtc.silu`: ``y = x / (1 + exp(-x))``.
+
+    What `GELU` says of types and strides holds.
 
     Parameters
     ----------
     inplace : bool
         Whether y takes the place of x: then torch computes it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformer_rtc.torch import SiLU
+    >>> SiLU()(torch.tensor([[-1.0, 0.0, 1.0]]))
+    tensor([[-0.2689,  0.0000,  0.7311]])
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -97,11 +105,12 @@ class SwiGLU(torch.nn.Module):  # type: ignore[misc]
     Examples
     --------
     >>> import torch
-    >>> from transformer_rtc import using
     >>> from transformer_rtc.torch import SwiGLU
-    >>> with using("simulator"):
-    ...     SwiGLU()(torch.randn(2, 64)).shape
-    torch.Size([2, 32])
+    >>> x, up = torch.tensor([[0.0, 1.0]]), torch.tensor([[5.0, 10.0]])
+    >>> SwiGLU()(x, up)
+    tensor([[0.0000, 7.3106]])
+    >>> SwiGLU()(torch.cat([x, up], dim=-1))
+    tensor([[0.0000, 7.3106]])
     """
 
     def forward(self, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
@@ -138,6 +147,13 @@ class GEGLU(torch.nn.Module):  # type: ignore[misc]
     ------
     ArgumentError
         If `approximate` is neither.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformer_rtc.torch import GEGLU
+    >>> GEGLU()(torch.tensor([[0.0, 1.0]]), torch.tensor([[5.0, 10.0]]))
+    tensor([[0.0000, 8.4134]])
     """
 
     def __init__(self, approximate: str = "none") -> None:

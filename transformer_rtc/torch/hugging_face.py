@@ -55,6 +55,12 @@ def kernel_mapping(*, rounding: str = "once") -> dict[str, dict[str, Any]]:
     ------
     ArgumentError
         If `rounding` is neither.
+
+    Examples
+    --------
+    >>> from transformer_rtc.torch import kernel_mapping
+    >>> {layer: sorted(devices) for layer, devices in kernel_mapping(rounding="twice").items()}
+    {'RMSNorm': ['cuda'], 'RMSNormZeroCentered': ['cuda']}
     """
     _check_rounding(rounding)
     return {
@@ -90,9 +96,13 @@ def patch_mapping(*classes: type[torch.nn.Module], rounding: str = "once") -> di
     Examples
     --------
     >>> from transformers import LlamaForCausalLM
-    >>> from transformers.monkey_patching import register_patch_mapping
+    >>> from transformers.monkey_patching import register_patch_mapping, unregister_patch_mapping
     >>> from transformer_rtc.torch import patch_mapping
-    >>> register_patch_mapping(patch_mapping(LlamaForCausalLM))
+    >>> mapping = patch_mapping(LlamaForCausalLM)
+    >>> list(mapping)
+    ['LlamaRMSNorm']
+    >>> register_patch_mapping(mapping)  # from here on models are made of the new class
+    >>> unregister_patch_mapping(list(mapping))
     """
     _check_rounding(rounding)
     for class_ in classes:

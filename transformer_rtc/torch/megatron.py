@@ -78,9 +78,9 @@ class FusedScaleMaskSoftmax(ScaleMaskSoftmax):
     >>> import torch
     >>> from transformer_rtc.torch.megatron import FusedScaleMaskSoftmax
     >>> attend = FusedScaleMaskSoftmax(False, True, "causal", True, None, True, None)
-    >>> scores = torch.randn(2, 4, 33, 33, dtype=torch.bfloat16)
-    >>> attend(scores, None).dtype
-    torch.bfloat16
+    >>> attend(torch.zeros(1, 1, 2, 2, dtype=torch.bfloat16), None)  # the first query sees one key
+    tensor([[[[1.0000, 0.0000],
+              [0.5000, 0.5000]]]], dtype=torch.bfloat16)
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class FusedScaleMaskSoftmax(ScaleMaskSoftmax):
         Returns
         -------
         y : tensor [batch, heads, queries, keys]
+            Of the data type that the constructor's flags say.
 
         Raises
         ------

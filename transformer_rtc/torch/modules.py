@@ -149,10 +149,10 @@ def flat(parameter: torch.Tensor | None) -> torch.Tensor | None:
 class RMSNorm(Norm, torch.nn.RMSNorm):  # type: ignore[misc]
     """`torch.nn.RMSNorm` by `transformer_rtc.rms_norm`: ``y = x * rstd * (weight + weight_offset)``.
 
-    Constructor and state dict are torch's. Arithmetic is in float32 and y is rounded once, to x's type, whatever the
-    weight's type. torch's autocast is ignored: `out_dtype` gives an output of another type. x of any strides is taken;
-    it is copied where its rows do not collapse to two strides. An x of another type than float32, float16 and bfloat16,
-    such as float64, is computed by torch.
+    ``rstd = 1 / sqrt(mean(x ** 2) + eps)``. Constructor and state dict are torch's. Arithmetic is in float32 and y is
+    rounded once, to x's type, whatever the weight's type. torch's autocast is ignored: `out_dtype` gives an output of
+    another type. x of any strides is taken; it is copied where its rows do not collapse to two strides. An x of another
+    type than float32, float16 and bfloat16, such as float64, is computed by torch.
 
     Parameters
     ----------
@@ -187,12 +187,14 @@ class RMSNorm(Norm, torch.nn.RMSNorm):  # type: ignore[misc]
     Examples
     --------
     >>> import torch
-    >>> from transformer_rtc import using
     >>> from transformer_rtc.torch import RMSNorm
-    >>> norm = RMSNorm(64, eps=1e-6)
-    >>> with using("simulator"):
-    ...     norm(torch.randn(2, 3, 64)).shape
-    torch.Size([2, 3, 64])
+    >>> norm = RMSNorm(5, eps=0.0)
+    >>> y = norm(torch.tensor([[4.0, 1.0, 1.0, 1.0, 1.0]]))  # the mean of x's squares is 4
+    >>> y.tolist()
+    [[2.0, 0.5, 0.5, 0.5, 0.5]]
+    >>> y.sum().backward()
+    >>> norm.weight.grad
+    tensor([2.0000, 0.5000, 0.5000, 0.5000, 0.5000])
     """
 
     rounding: str = "once"
@@ -260,7 +262,8 @@ class RMSNorm(Norm, torch.nn.RMSNorm):  # type: ignore[misc]
 class LayerNorm(Norm, torch.nn.LayerNorm):  # type: ignore[misc]
     """`torch.nn.LayerNorm` by `transformer_rtc.layer_norm`.
 
-    ``y = (x - mean) * rstd * (weight + weight_offset) + bias``. Otherwise as `RMSNorm`.
+    ``y = (x - mean) * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(variance + eps)``. Otherwise as
+    `RMSNorm`.
 
     Parameters
     ----------
@@ -281,6 +284,18 @@ class LayerNorm(Norm, torch.nn.LayerNorm):  # type: ignore[misc]
     ------
     ArgumentError
         If an argument is not as described.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformer_rtc.torch import LayerNorm
+    >>> norm = LayerNorm(5, eps=0.0)
+    >>> y = norm(torch.tensor([[6.0, 1.0, 1.0, 1.0, 1.0]]))  # x's mean is 2, and its variance 4
+    >>> y.tolist()
+    [[2.0, -0.5, -0.5, -0.5, -0.5]]
+    >>> y.sum().backward()
+    >>> norm.weight.grad, norm.bias.grad
+    (tensor([ 2.0000, -0.5000, -0.5000, -0.5000, -0.5000]), tensor([1., 1., 1., 1., 1.]))
     """
 
     def __init__(

@@ -56,6 +56,18 @@ class Patch:
         The modules that this package computes now, in the model's order.
     left : dict of str to str
         The modules that look like norms or activations and were left alone: why, by their names.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformer_rtc.torch import Patch, patch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    >>> made = patch(model)
+    >>> isinstance(made, Patch), [(swap.name, swap.formula) for swap in made.swapped], made.left
+    (True, [('1', 'as torch.nn.LayerNorm')], {})
+    >>> made.undo()
+    >>> type(model[1]) is torch.nn.LayerNorm
+    True
     """
 
     def __init__(self) -> None:
@@ -141,6 +153,8 @@ def patch(model: torch.nn.Module, *, rounding: str = "once", activations: bool =
     Patch of 2 modules
       1 LayerNorm: as torch.nn.LayerNorm
       1 GELU: as torch.nn.GELU
+    >>> model(torch.ones(2, 8)).shape  # the norm and the activation are this package's
+    torch.Size([2, 8])
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"model is {shown(model)}; it takes a torch.nn.Module")

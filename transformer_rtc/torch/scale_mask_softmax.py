@@ -43,6 +43,21 @@ def attention_mask_func(attention_scores: Any, attention_mask: Any) -> Any:
         The scaled scores. They are not changed.
     attention_mask : tensor broadcast to [batch, heads, queries, keys], bool
         Which scores are excluded.
+
+    Returns
+    -------
+    tensor [batch, heads, queries, keys]
+        Of the scores' data type.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformer_rtc.torch.megatron import FusedScaleMaskSoftmax, attention_mask_func
+    >>> scores, mask = torch.zeros(1, 1, 1, 2), torch.tensor([False, True])
+    >>> attention_mask_func(scores, mask)
+    tensor([[[[     0., -10000.]]]])
+    >>> FusedScaleMaskSoftmax(False, False, "padding", True, attention_mask_func, True, None)(scores, mask)
+    tensor([[[[1., 0.]]]])
     """
     return attention_scores.masked_fill(attention_mask, -10000.0)
 

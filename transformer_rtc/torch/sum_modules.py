@@ -60,6 +60,15 @@ class AddRMSNorm(AddNorm, RMSNorm):
     ------
     ArgumentError
         If an argument is not as described.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformer_rtc.torch import AddRMSNorm
+    >>> norm = AddRMSNorm(5, eps=0.0)
+    >>> y, s = norm(torch.tensor([[3.0, 0.0, 0.0, 0.0, 0.0]]), torch.ones(1, 5))
+    >>> s.tolist(), y.tolist()
+    ([[4.0, 1.0, 1.0, 1.0, 1.0]], [[2.0, 0.5, 0.5, 0.5, 0.5]])
     """
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,6 +132,15 @@ class AddLayerNorm(AddNorm, LayerNorm):
     ------
     ArgumentError
         If an argument is not as described.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformer_rtc.torch import AddLayerNorm
+    >>> norm = AddLayerNorm(5, eps=0.0)
+    >>> y, s = norm(torch.tensor([[5.0, 0.0, 0.0, 0.0, 0.0]]), torch.ones(1, 5))
+    >>> s.tolist(), y.tolist()
+    ([[6.0, 1.0, 1.0, 1.0, 1.0]], [[2.0, -0.5, -0.5, -0.5, -0.5]])
     """
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -50,8 +50,9 @@ class FusedScaleMaskSoftmax(ScaleMaskSoftmax):
     >>> import torch
     >>> from transformer_rtc.torch.transformer_engine import FusedScaleMaskSoftmax
     >>> attend = FusedScaleMaskSoftmax(None)
-    >>> attend(torch.randn(2, 4, 5, 33), None, "causal_bottom_right", 0.125).shape
-    torch.Size([2, 4, 5, 33])
+    >>> attend(torch.zeros(1, 1, 2, 3), None, "causal_bottom_right", 0.125)  # the last query sees the last key
+    tensor([[[[0.5000, 0.5000, 0.0000],
+              [0.3333, 0.3333, 0.3333]]]])
     """
 
     def __init__(self, mask_func: Callable[..., Any] | None, softmax_in_fp32: bool = True) -> None:
