@@ -96,7 +96,10 @@ def reference() -> dict[str, str]:
         raise ValueError(f"the reference lacks {', '.join(sorted(missing))}")
     package = ["# Package\n", "`manager` is the process's `KernelManager`, and `freeze` is its method.\n"]
     package += [f"::: transformer_rtc.{module}.{name}\n" for module, names in places.items() for name in names]
-    of_torch = ["# torch\n", *(f"::: {place}\n" for place in _places_in_torch())]
+    of_torch = ["# torch\n", *(f"::: transformer_rtc.torch.{place}\n" for place in _places_in_torch())]
+    for module in _of_torch("_MODULES"):
+        of_torch.append(f"## {module}\n")
+        of_torch += [f"::: transformer_rtc.torch.{module}.{name}\n" for name in names_in(f"torch/{module}.py")]
     return {
         "reference/operators.md": "\n".join(operators),
         "reference/package.md": "\n".join(package),
@@ -105,11 +108,14 @@ def reference() -> dict[str, str]:
 
 
 def _places_in_torch() -> list[str]:
+    return [f"{module}.{name}" for name, module in _of_torch("_LATER").items()]
+
+
+def _of_torch(variable: str) -> Any:
+    """Return the value of a variable of `transformer_rtc.torch`."""
     tree = ast.parse((ROOT / "transformer_rtc" / "torch" / "__init__.py").read_text(encoding="utf-8"))
-    later = next(
-        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_LATER"
-    )
-    return [f"transformer_rtc.torch.{module}.{name}" for name, module in ast.literal_eval(later.value).items()]
+    assigned = (node for node in tree.body if isinstance(node, ast.Assign))
+    return next(ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == variable)
 
 
 def on_files(files: Any, config: Any) -> Any:
