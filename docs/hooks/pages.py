@@ -26,6 +26,8 @@ PAGES = {
 }
 RESULTS = "benchmarks/results"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+# A word behind a fence's language is for tests and for CI; superfences takes such a fence for text.
+FENCE = re.compile(r"^(```\w+) \w+$", re.MULTILINE)
 
 
 def target_of(path: str) -> str | None:
@@ -38,7 +40,7 @@ def target_of(path: str) -> str | None:
 
 
 def with_links(text: str, source: str) -> str:
-    """Return a page of the repository with the site's links."""
+    """Return a page of the repository with the site's links and fences."""
     page = target_of(source)
     assert page is not None
 
@@ -53,7 +55,7 @@ def with_links(text: str, source: str) -> str:
         relative = posixpath.relpath(target, posixpath.dirname(page) or ".")
         return f"{image}[{words}]({relative}{'#' if anchor else ''}{anchor})"
 
-    return LINK.sub(link, text)
+    return FENCE.sub(r"\1", LINK.sub(link, text))
 
 
 def names_in(module: str) -> list[str]:
