@@ -16,7 +16,7 @@ from .cache import DiskCache
 from .cache_entry import Entry
 from .cli_output import Failure, emit, size_text, table
 from .device import device_of
-from .errors import ArgumentError, SettingsError, TransformerRtcError, nearest
+from .errors import ArgumentError, SettingsError, TransformerRtcError, choices
 from .kernel_manager import manager
 from .manifest import request_fields
 from .settings import settings
@@ -51,8 +51,7 @@ def _named_arguments(texts: Sequence[str]) -> dict[str, object]:
                 f"--argument is {text!r}; it takes name=value, such as return_rstd=true or weight=float32"
             )
         if name not in argument_names():
-            accepted = sorted(argument_names())
-            raise ArgumentError(f"--argument has {name}; it takes {', '.join(accepted)}{nearest(name, accepted)}")
+            raise ArgumentError(f"--argument has {name}{choices(name, sorted(argument_names()))}")
         found[name] = words.get(value.lower(), cli_parser.spelt_out(value))
     return found
 

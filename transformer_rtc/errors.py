@@ -44,6 +44,13 @@ def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{found[0]}?" if found else ""
 
 
+def choices(name: object, names: Iterable[str]) -> str:
+    """Return what a message adds of the names that are accepted: first the one that was probably meant."""
+    accepted = list(names)
+    meant = nearest(name, accepted) if isinstance(name, str) else ""
+    return f"{meant} It takes {', '.join(accepted)}" if meant else f"; it takes {', '.join(accepted)}"
+
+
 class TransformerRtcError(Exception):
     """Base class of this package's exceptions.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from .checks import path_of
 from .declaration import check_request, columns_of, declaration_of, operator_names
-from .errors import ArgumentError, shown
+from .errors import ArgumentError, choices, shown
 from .request import Asked, Request
 from .spec import DTYPES, DeviceLimits, Field, TextSpec
 
@@ -102,7 +102,7 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
         )
     name, given = fields["operator"], fields["dtypes"]
     if not isinstance(name, str) or name not in operator_names():
-        raise refuse(f"operator is {name!r}; it must be one of {', '.join(operator_names())}")
+        raise refuse(f"operator is {name!r}{choices(name, operator_names())}")
     declaration = declaration_of(name)
     names = [array.name for array in declaration.arrays]
     if not isinstance(given, dict) or not given.keys() <= set(names):

@@ -17,7 +17,7 @@ from .arrays import dtype_id
 from .checks import check_flag, is_integer, path_of
 from .declaration import Declaration, check_request, columns_of, declaration_of, declarations, operator_names
 from .device import device_of
-from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, nearest, shown
+from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, choices, shown
 from .kernel_manager import KernelManager, manager
 from .manifest import ManifestEntry, line
 from .progress import shown as progress_shown
@@ -196,8 +196,7 @@ def _requests(
     for operator in functions:
         name = operator if isinstance(operator, str) else getattr(operator, "__name__", None)
         if not isinstance(name, str) or name not in public:
-            meant = nearest(name, public) if isinstance(name, str) else ""
-            raise ArgumentError(f"operators has {shown(operator)}; it takes {', '.join(public)}{meant}")
+            raise ArgumentError(f"operators has {shown(operator)}{choices(name, public)}")
         if not kinds or not sizes:
             raise ArgumentError(f"{name} needs dtypes and hidden_sizes, such as 'bfloat16' and 4096")
         own = public[name].operator
@@ -208,7 +207,7 @@ def _requests(
         }
         found += [request_of(own, dtype, int(size), per_head, margin, given) for dtype in kinds for size in sizes]
     for name in arguments.keys() - known:
-        raise ArgumentError(f"{name} is no argument of these operators; they take {', '.join(sorted(known))}")
+        raise ArgumentError(f"{name} is no argument of these operators{choices(name, sorted(known))}")
     return found
 
 

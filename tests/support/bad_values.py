@@ -445,7 +445,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
     "device_limits": ({}, {"device": NO_DEVICE}),
     "record": ({}, {"path": [*NO_PATH, ("path is {value}, which cannot be written: ", "/", "/dev/null/x")]}),
     "warmup": (WARMUP, {
-        "operators": [(r"operators has .*; it takes .*\brms_norm, ", 5, None, "norm", ["rms_norm", "norm"], print,
+        "operators": [(r"operators has .*[;?] [iI]t takes .*\brms_norm, ", 5, None, "norm", ["rms_norm", "norm"], print,
                        object(), [[]])],
         "dtypes": [
             ("rms_norm needs dtypes and hidden_sizes, such as ", []),
@@ -476,7 +476,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
              {"weight": 5}, {"out_dtype": np.ones(2)}),
             ("rms_norm: return_rstd is .*; it takes True, False or None", {"return_rstd": "yes"},
              {"return_rstd": np.ones(2)}),
-            ("gain is no argument of these operators; they take amax, ", {"gain": True}),
+            ("gain is no argument of these operators; it takes amax, ", {"gain": True}),
         ],
     }),
     "LaunchConfig": (ONE, {"grid": NO_SIZE, "block": NO_SIZE, "cluster": NO_SIZE, "dynamic_shared_memory": NO_MEMORY,
