@@ -34,6 +34,7 @@ _EXAMPLES = {
 """,
     "warmup": """
   transformer-rtc warmup rms_norm --dtype bfloat16 --hidden 4096
+  transformer-rtc warmup gelu silu_and_mul --dtype bfloat16
   transformer-rtc warmup rms_norm --dtype bfloat16 --hidden 4096 --argument weight=float32 return_rstd=true
   TRANSFORMER_RTC_RECORD=manifest.jsonl python3 train.py
   transformer-rtc warmup --manifest manifest.jsonl --architecture sm_90 sm_100
@@ -154,7 +155,10 @@ def parser(runs: Mapping[str, Command]) -> argparse.ArgumentParser:
             "--dtype", nargs="+", action="extend", default=[], type=spelt_out,
             help="of x and of what has none of its own, such as bfloat16 or bf16",
         )  # fmt: skip
-        made.add_argument("--hidden", nargs="+", action="extend", default=[], type=int, help="columns of a row")
+        made.add_argument(
+            "--hidden", nargs="+", action="extend", default=[], type=int,
+            help="columns of a row; `warmup` needs none for add, and for activations without row_scaling",
+        )  # fmt: skip
         made.add_argument("--manifest", metavar="FILE", help="what a run has written under TRANSFORMER_RTC_RECORD")
         made.add_argument(
             "--argument", nargs="+", action="extend", default=[], metavar="NAME=VALUE",

@@ -174,8 +174,35 @@ def _sequence(value: Any, single: tuple[type, ...]) -> list[Any]:
         return [value]
 
 
+def _columns_of_every_length(
+    function: str, dtype: DType, per_head: bool, margin: bool, given: Mapping[str, object]
+) -> int:
+    """Return a number of columns whose kernel serves every length.
+
+    Raises
+    ------
+    ArgumentError
+        If other lengths have other kernels.
+    """
+    declaration = declarations()[function]
+    sizes = [min(bucket, declaration.most_columns) for bucket in declaration.buckets]
+    kernels = set()
+    for size in sizes:
+        request = request_of(declaration.operator, dtype, size, per_head, margin, given)
+        kernels.add(declaration.family.specialise(request, ARCHITECTURES[90])[0][0])
+    if len(kernels) != 1:
+        raise ArgumentError(f"{function} needs dtypes and hidden_sizes, such as 'bfloat16' and 4096")
+    return sizes[0]
+
+
 def _requests(
-    named: Any, dtypes: Any, hidden_sizes: Any, per_head: bool, margin: bool, arguments: Mapping[str, object]
+    named: Any,
+    dtypes: Any,
+    hidden_sizes: Any,
+    per_head: bool,
+    margin: bool,
+    arguments: Mapping[str, object],
+    every_length: bool = False,
 ) -> list[Request]:
     public = declarations()
     found: list[Request] = []
@@ -197,7 +224,7 @@ def _requests(
         name = operator if isinstance(operator, str) else getattr(operator, "__name__", None)
         if not isinstance(name, str) or name not in public:
             raise ArgumentError(f"operators has {shown(operator)}{choices(name, public)}")
-        if not kinds or not sizes:
+        if not kinds or not (sizes or every_length):
             raise ArgumentError(f"{name} needs dtypes and hidden_sizes, such as 'bfloat16' and 4096")
         own = public[name].operator
         names = _names(own)
@@ -205,7 +232,9 @@ def _requests(
         given = dict.fromkeys(public[name].always, True) | {
             key: value for key, value in arguments.items() if key in names
         }
-        found += [request_of(own, dtype, int(size), per_head, margin, given) for dtype in kinds for size in sizes]
+        for dtype in kinds:
+            of_all = [] if sizes else [_columns_of_every_length(name, dtype, per_head, margin, given)]
+            found += [request_of(own, dtype, int(size), per_head, margin, given) for size in of_all or sizes]
     for name in arguments.keys() - known:
         raise ArgumentError(f"{name} is no argument of these operators{choices(name, sorted(known))}")
     return found
@@ -277,7 +306,8 @@ def warmup(
     dtypes : data type or sequence of them
         Of every array but those that `arguments` names; of any framework, or by name.
     hidden_sizes : int or sequence of int
-        Columns of a row. Each operator is compiled for each data type and each size.
+        Columns of a row. Each operator is compiled for each data type and each size. None are needed for operators
+        whose kernels serve every length: activations without a scale of each row, and `add`.
     manifest : str, path, or iterable of ManifestEntry, optional
         What else to compile: a file that `record` has written, or what it has yielded.
     architectures : str or sequence of str, optional
@@ -335,7 +365,7 @@ def warmup(
     check_flag(unaligned, "unaligned")
     if not isinstance(progress, bool) and not callable(progress):
         raise ArgumentError(f"progress is {shown(progress)}; it takes True, False or a callable")
-    asked = _requests(operators, dtypes, hidden_sizes, per_head, sm_margin, arguments)
+    asked = _requests(operators, dtypes, hidden_sizes, per_head, sm_margin, arguments, every_length=True)
     entries: list[ManifestEntry] = list(map(Asked, asked))
     entries += _entries(manifest)
     if not entries:
@@ -357,7 +387,7 @@ def warmup(
 def requests_of(
     operators: Any, dtypes: Any, hidden_sizes: Any, *, manifest: Any, per_head: bool, **arguments: object
 ) -> list[Request]:
-    """Return what calls of operators ask for, described as `warmup` takes it.
+    """Return what calls of operators ask for, described as `warmup` takes it, but always with hidden sizes.
 
     Raises
     ------

@@ -234,6 +234,11 @@ def test_a_warm_up_from_the_command_line(warm):
     assert json.loads(warm(*arguments)[1])["cached"] == 2
 
 
+def test_a_warm_up_of_kernels_of_every_length_needs_no_hidden_size(warm):
+    code, told, _ = warm("gelu", "--architecture", "sm_90", "--dtype", "bf16", "--whole-rows")
+    assert code == 0 and told.endswith("1 compiled, 0 cached, 0 failed\n")
+
+
 def test_a_warm_up_that_keeps_nothing_or_fails_exits_with_1_and_says_why(warm):
     def missing():
         raise CompilerNotFoundError("there is no NVRTC")

@@ -400,6 +400,15 @@ def test_a_warm_up_is_of_whole_rows_and_of_others_unless_told_otherwise(compiler
     assert symbols(manifest=[entry]) == [whole, f"{whole}_unaligned"]
 
 
+@pytest.mark.parametrize("name", ["gelu", "silu_and_mul", "silu_and_mul_backward", "add"])
+def test_kernels_of_every_length_need_no_hidden_size(name, compiler):
+    found = {record.symbol for record in warmup(name, "bfloat16", architectures="sm_90")}
+    assert len(found) == 2
+    for columns in (7, 11008, 2**20):
+        assert {one.symbol for one in warmup(name, "bfloat16", columns, architectures="sm_90")} == found
+        assert len(compiler.calls) == 2
+
+
 def test_compiles_run_at_the_same_time(compiler):
     together = threading.Barrier(3)
     compiler.during = lambda symbol: together.wait(WAIT)
@@ -482,6 +491,11 @@ def test_an_nvrtc_that_is_too_old_for_an_architecture_says_which_is_not(
         ({"operators": len}, "operators has <built-in function len>"),
         ({"operators": 5}, "operators has 5"),
         ({"operators": "rms_norm"}, "needs dtypes and hidden_sizes"),
+        *(({"operators": name, "dtypes": "float32"}, f"{name} needs dtypes and hidden_sizes")
+          for name in ("rms_norm", "softmax")),
+        ({"operators": "silu_and_mul", "dtypes": "float16", "out_dtype": "int8", "row_scaling": True},
+         "silu_and_mul needs dtypes and hidden_sizes"),
+        ({"operators": "gelu"}, "gelu needs dtypes and hidden_sizes"),
         (RMS | {"dtypes": "float64"}, "data type must be one of"),
         (RMS | {"dtypes": "int8"}, "x must be one of float32, float16, bfloat16"),
         (RMS | {"hidden_sizes": "8"}, "hidden_sizes has '8'; it takes integers"),
