@@ -74,9 +74,8 @@ class DiskCache:
         self._uses_companion = uses_companion
         self._companion: Companion | None = None
         self._own = None if self.folder is None else Folder(self.folder, private=self.folder != folder)
-        self._folders = [self._own] if self._own else []
-        if read_only_folder is not None:
-            self._folders.append(Folder(read_only_folder, read_only=True))
+        self._read_only = None if read_only_folder is None else Folder(read_only_folder, read_only=True)
+        self._folders = [folder for folder in (self._own, self._read_only) if folder]
         self._writable = folder is not None
         self._bytes_until_prune = 0
 
@@ -278,10 +277,11 @@ class DiskCache:
         self._write(name, data)
         return name, True
 
-    def refusal(self) -> str | None:
-        """Return why the folder is not used, as others could have put there what would run; None: they could not."""
+    def refusal(self, read_only: bool = False) -> str | None:
+        """Return why a folder is not used, as others could have put there what would run; None: they could not."""
+        folder = self._read_only if read_only else self._own
         try:
-            return self._own.refusal() if self._own else None
+            return folder.refusal() if folder else None
         except OSError:
             return None
 
@@ -289,18 +289,19 @@ class DiskCache:
         """Return the names of the entries' files."""
         return sorted(name for _, _, name in self._files(ENTRY_NAME))
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, read_only: bool = False) -> bytes | None:
         """Return an entry's file; None where there is none, it is damaged, or it lies under another's name."""
-        read = self._own.read(name) if self._own else None
+        folder = self._read_only if read_only else self._own
+        read = folder.read(name) if folder else None
         parsed = parse_entry(read[0]) if read else None
         return read[0] if read and parsed and name_of(parsed[0]["stem"], parsed[0]["key"]) == name else None
 
-    def _files(self, pattern: str) -> list[tuple[float, int, str]]:
+    def _files(self, pattern: str, read_only: bool = False) -> list[tuple[float, int, str]]:
         """Return when each file was last used, its bytes and its name; the oldest first."""
         found = []
         try:
-            with os.scandir(self.folder or "/nonexistent") as folder:
-                for file in folder:
+            with os.scandir((self.read_only_folder if read_only else self.folder) or "/nonexistent") as files:
+                for file in files:
                     if re.fullmatch(pattern, file.name):
                         with contextlib.suppress(OSError):  # deleted meanwhile
                             if file.is_file(follow_symlinks=False):
@@ -310,16 +311,16 @@ class DiskCache:
             return []
         return sorted(found)
 
-    def size(self) -> tuple[int, int]:
-        """Return how many entries there are, and their bytes."""
-        sizes = [size for _, size, _ in self._files(ENTRY_NAME)]
+    def size(self, read_only: bool = False) -> tuple[int, int]:
+        """Return how many entries there are in the folder, or in the one that is only read, and their bytes."""
+        sizes = [size for _, size, _ in self._files(ENTRY_NAME, read_only)]
         return len(sizes), sum(sizes)
 
-    def entries(self) -> list[Entry]:
-        """Return every entry by its name, checked."""
+    def entries(self, read_only: bool = False) -> list[Entry]:
+        """Return every entry of the folder, or of the one that is only read, by its name, checked."""
         found = []
-        for used, size, name in self._files(ENTRY_NAME):
-            data = self.read(name)
+        for used, size, name in self._files(ENTRY_NAME, read_only):
+            data = self.read(name, read_only)
             parsed = parse_entry(data) if data else None
             found.append(Entry(name, size, used, parsed[0] if parsed else None))
         return sorted(found, key=lambda entry: entry.name)

@@ -179,17 +179,22 @@ def _readable_cache_of(arguments: argparse.Namespace) -> DiskCache:
 
 def _list(arguments: argparse.Namespace) -> int:
     cache = _readable_cache_of(arguments)
-    entries = cache.entries()
-    total = sum(entry.bytes for entry in entries)
-    emit(
-        arguments,
-        {"folder": cache.folder, "bytes": total, "entries": [_entry_document(entry) for entry in entries]},
-        [
-            *table(_ENTRY_HEADERS, list(map(_entry_cells, entries))),
-            f"{len(entries)} entries, {size_text(total)} in {cache.folder}",
-        ],
-    )
+    found, told = _listed(cache.folder, cache.entries())
+    found["read_only"] = None
+    if cache.read_only_folder is not None:
+        reason = cache.refusal(read_only=True) or ("" if os.path.isdir(cache.read_only_folder) else "it is not there")
+        found["read_only"], more = _listed(cache.read_only_folder, [] if reason else cache.entries(read_only=True))
+        told += [*more[:-1], f"{more[-1]}, which is only read" + (f" and is not used: {reason}" if reason else "")]
+    emit(arguments, found, told)
     return 0
+
+
+def _listed(folder: str | None, entries: Sequence[Entry]) -> tuple[dict[str, Any], list[str]]:
+    total = sum(entry.bytes for entry in entries)
+    return {"folder": folder, "bytes": total, "entries": list(map(_entry_document, entries))}, [
+        *table(_ENTRY_HEADERS, list(map(_entry_cells, entries))),
+        f"{len(entries)} entries, {size_text(total)} in {folder}",
+    ]
 
 
 def _show(arguments: argparse.Namespace) -> int:

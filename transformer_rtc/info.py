@@ -154,8 +154,15 @@ def _cache(missing: list[str]) -> dict[str, Any]:
             )
         elif not os.path.isdir(existing) or not os.access(existing, os.W_OK):
             missing.append(f"a cache: {existing} cannot be written; set TRANSFORMER_RTC_CACHE_DIR to a folder that can")
-    if cache.read_only_folder is not None and not os.path.isdir(cache.read_only_folder):
-        missing.append(f"the read-only cache: there is no folder {cache.read_only_folder}")
+    if cache.read_only_folder is not None:
+        found["read_only_entries"], found["read_only_bytes"] = cache.size(read_only=True)
+        if not os.path.isdir(cache.read_only_folder):
+            missing.append(f"the read-only cache: there is no folder {cache.read_only_folder}")
+        elif reason := cache.refusal(read_only=True):
+            missing.append(
+                f"the read-only cache: {cache.read_only_folder} is not used, as what is in it would run as this user's "
+                f"code: {reason}"
+            )
     return found
 
 
@@ -197,7 +204,8 @@ def lines(found: dict[str, Any]) -> list[str]:
             ("disk cache", f"{cache['folder']}, {cache['entries']} entries, {cache['bytes'] / 1024:.0f} KiB{limit}")
         )
     if cache["read_only_folder"] is not None:
-        told.append(("read-only cache", cache["read_only_folder"]))
+        size = f"{cache['read_only_entries']} entries, {cache['read_only_bytes'] / 1024:.0f} KiB"
+        told.append(("read-only cache", f"{cache['read_only_folder']}, {size}"))
     told.append(("companion wheel", _companion_line(found["companion"])))
     told += found["environment"].items()
     told += [("note", note) for note in found["notes"]]

@@ -145,6 +145,23 @@ def test_list_and_show(cache, run, document):
     assert "starts with 'absent'" in refused(run, "cache", "show", "absent")
 
 
+def test_list_has_the_read_only_folder_too(cache, run, document, monkeypatch, tmp_path):
+    image = tmp_path / "image"
+    DiskCache(str(image)).put("shipped.sm_90", KEYS[3], CUBIN, {"symbol": "shipped"})
+    assert document("cache", "list")[1]["read_only"] is None
+    monkeypatch.setattr(cli, "manager", KernelManager(DiskCache(cache.folder, str(image))))
+    code, told = document("cache", "list")
+    assert code == 0 and len(told["entries"]) == 3 and told["read_only"]["folder"] == str(image)
+    assert [entry["symbol"] for entry in told["read_only"]["entries"]] == ["shipped"] and told["read_only"]["bytes"]
+    last = run("cache", "list")[1].splitlines()[-1]
+    assert re.fullmatch(rf"1 entries, \d+ bytes in {image}, which is only read", last)
+    os.chmod(image, 0o777)
+    code, told, _ = run("cache", "list")
+    assert code == 0 and "3 entries" in told and "only read and is not used: others may write to it" in told
+    monkeypatch.setattr(cli, "manager", KernelManager(DiskCache(cache.folder, str(tmp_path / "absent"))))
+    assert "only read and is not used: it is not there" in run("cache", "list")[1]
+
+
 def test_verify_finds_damage_and_prune_removes_it(cache, run, document):
     assert run("cache", "verify")[:2] == (0, "3 entries, 0 damaged\n")
     damage(cache.path("kernel1.sm_90", KEYS[1]))
@@ -489,6 +506,10 @@ def test_info_tells_a_cache_that_cannot_be_used(machine, monkeypatch, tmp_path):
     assert "others may write to it" in use(str(tmp_path / "open"))[0]
     assert "the read-only cache" in use(str(tmp_path), str(tmp_path / "missing"))[0]
     assert use(None) == [] and use(str(tmp_path / "not" / "there" / "yet")) == []
+    assert "others may write to it" in use(str(tmp_path), str(tmp_path / "open"))[0]
+    DiskCache(str(tmp_path / "image")).put("shipped.sm_90", KEYS[3], CUBIN, {})
+    assert use(str(tmp_path), str(tmp_path / "image")) == []
+    assert re.search(r"^read-only cache +\S+/image, 1 entries, \d+ KiB$", machine.run("info")[1], re.MULTILINE)
     assert not (tmp_path / "not").exists()
 
 
