@@ -307,8 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0: it was done. 1: something failed, is missing or is damaged. 2: there is no such command, or an argument is
-        not as it must be. 130: it was interrupted. A failure is told on stderr, or by one JSON document on stdout.
+        As `cli_parser.EXITS` says. A failure is told on stderr, or by one JSON document on stdout.
     """
     texts = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in texts

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from .settings import parse_bytes
+from .settings import VARIABLES, parse_bytes
 from .version import __version__
 
-__all__ = ["Command", "Misuse", "parser", "spelt_out"]
+__all__ = ["EXITS", "Command", "Misuse", "parser", "spelt_out"]
 
 # What runs a command, and returns how the process exits.
 Command = Callable[[argparse.Namespace], int]
@@ -57,10 +58,13 @@ _EXAMPLES = {
 """,
 }
 
-_EXITS = """
-
-it exits with 0: done, 1: something failed, is missing or is damaged, 2: a command or an argument is wrong,
-130: it was interrupted"""
+# How every command exits.
+EXITS = {
+    0: "it was done",
+    1: "something failed, is missing or is damaged",
+    2: "a command or an argument is wrong, or a file that it names cannot be read",
+    130: "it was interrupted",
+}
 
 
 class Misuse(Exception):
@@ -120,11 +124,19 @@ def parser(runs: Mapping[str, Command]) -> argparse.ArgumentParser:
     """
 
     def formatted(examples: str) -> dict[str, Any]:
-        layout = argparse.RawDescriptionHelpFormatter
-        return {
-            "epilog": f"examples:{_EXAMPLES[examples].rstrip()}{'' if examples else _EXITS}",
-            "formatter_class": layout,
-        }
+        lines = [f"examples:{_EXAMPLES[examples].rstrip()}"]
+        if not examples:
+            width = max(len(variable.name) for variable in VARIABLES)
+            lines += ["", "environment variables:"]
+            for variable in VARIABLES:
+                lines += textwrap.wrap(
+                    variable.text,
+                    width=110,
+                    initial_indent=f"  {variable.name:{width}s}  ",
+                    subsequent_indent=" " * (width + 4),
+                )
+            lines += ["", "it exits with:", *(f"  {code:<4d} {told}" for code, told in EXITS.items())]
+        return {"epilog": "\n".join(lines), "formatter_class": argparse.RawDescriptionHelpFormatter}
 
     root = _Parser(
         prog="transformer-rtc",

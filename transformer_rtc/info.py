@@ -15,7 +15,7 @@ from .companion import MANIFEST
 from .device import device_limits, is_too_old, too_old
 from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError
 from .kernel_manager import manager
-from .settings import settings, unknown_lines
+from .settings import PREFIX, settings, unknown_lines
 from .simulator import toolchain
 from .spec import ARCHITECTURES, Target
 from .version import __version__
@@ -49,7 +49,7 @@ def gather() -> dict[str, Any]:
         "static_kernels": {"modules": len(modules), "bytes": sum(file["bytes"] for file in modules)},
         "cache": _cache(missing),
         "companion": _companion(len(driver["devices"]), notes),
-        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith("TRANSFORMER_RTC_")},
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIX)},
         "missing": missing,
         "notes": notes,
     }
