@@ -15,8 +15,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import bandwidth
-from bandwidth import COMPILED, OURS, STATIC, TORCH, Case, Measured
+from bandwidth_cases import FORMS, Case
+from bandwidth_providers import COMPILED, OURS, STATIC, TORCH
+from bandwidth_report import Measured, joined
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/performance.md", "benchmarks/README.md")
@@ -47,7 +48,7 @@ def measured(name: str) -> list[Measured]:
     """Return the cells of a run, of both types."""
     files = [ROOT / "benchmarks" / "results" / f"h200-{name}-{short}.json" for _, short in TYPES]
     runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return [Measured(found) for found in bandwidth.joined(runs)["cases"]]
+    return [Measured(found) for found in joined(runs)["cases"]]
 
 
 def of(cells: Iterable[Measured], **fields: object) -> list[Measured]:
@@ -149,7 +150,7 @@ def types() -> str:
         moved, over = (found[0].speed(OURS), speedup(found[0], TORCH)) if found else (None, None)
         return f"{moved:.0f} ({over:.1f})" if moved and over else ""
 
-    found = [one for one in measured("types") if one.case.form in bandwidth.FORMS]
+    found = [one for one in measured("types") if one.case.form in FORMS]
     columns = [(NAMES[operator], {"operator": operator}) for operator in NORMS[:2]]
     return grid("columns, y", found, columns, lambda case: f"{case.hidden} {case.form}", cell)
 

@@ -15,11 +15,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def tables(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    before = set(sys.modules)
     import tables
 
     yield tables
-    for name in ("tables", "bandwidth", "softmax_cases", "common"):
-        sys.modules.pop(name, None)
+    for name in set(sys.modules) - before:  # the modules of benchmarks have short names that others may have
+        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == ROOT / "benchmarks":
+            del sys.modules[name]
 
 
 def test_every_table_is_written_from_the_runs(tables):
