@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import common
+import transformer_engine_text
 from bandwidth_arrays import TOLERANCES
-from bandwidth_cases import OPERATORS, PLAIN, model_cases, typed_cases
+from bandwidth_cases import OPERATORS, PLAIN, SHAPES, model_cases, typed_cases
 from bandwidth_providers import OURS, STATIC
 from bandwidth_report import joined, report
 from bandwidth_timing import measure_all
@@ -31,6 +32,7 @@ EXAMPLES = """examples:
   python3 benchmarks/bandwidth.py --quick --only rms_norm_backward,layer_norm_backward --dtype bfloat16
   python3 benchmarks/bandwidth.py --quick --models --json models.json
   python3 benchmarks/bandwidth.py --quick --types
+  python3 benchmarks/bandwidth.py --quick --compile --transformer-engine ../TransformerEngine --json all.json
   python3 benchmarks/bandwidth.py --from-json bf16.json fp32.json --plot both.png   # measures nothing: two runs as one
 """
 
@@ -43,6 +45,15 @@ def one_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
         return list(dict.fromkeys(known[name] for name in text.split(",")))
 
     return parse
+
+
+def te_checkout(text: str) -> Path:
+    folder = Path(text).resolve()
+    try:
+        transformer_engine_text.choose(folder, "rms_norm", "bfloat16", SHAPES[0][1])
+    except transformer_engine_text.CheckoutError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return folder
 
 
 def main() -> None:
@@ -58,7 +69,9 @@ def main() -> None:
         "--dtype", type=dtypes, default=list(TOLERANCES), metavar="NAME[,NAME]", help="bf16, fp32; default: both"
     )
     parser.add_argument(
-        "--models", action="store_true", help="sizes of well-known models and odd lengths instead, beside torch alone"
+        "--models",
+        action="store_true",
+        help="sizes of well-known models and odd lengths instead, beside torch and --transformer-engine",
     )
     parser.add_argument(
         "--types", action="store_true", help="y of other types than x, and dresidual, instead, beside torch alone"
@@ -66,6 +79,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, at one placement")
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile too, on a few shapes: a minute or two more"
+    )
+    parser.add_argument(
+        "--transformer-engine",
+        type=te_checkout,
+        metavar="FOLDER",
+        help="the norm kernels of this checkout of NVIDIA/TransformerEngine too, compiled by NVRTC",
     )
     parser.add_argument("--json", metavar="FILE", help="write every median and spread there")
     parser.add_argument("--plot", metavar="FILE", help="draw the ratio to the ceiling; needs matplotlib")
@@ -81,7 +100,7 @@ def main() -> None:
         report(joined(runs), arguments.plot)
         return
     if arguments.models + arguments.types + arguments.compile > 1:
-        parser.error("--models and --types measure torch alone, and each other's cases not: one of them, or --compile")
+        parser.error("--models, --types, --compile: each measures other cases or peers; one of them")
     if arguments.models and not model_cases(arguments.only, arguments.dtype):
         parser.error(f"--models has no case of {', '.join(arguments.only)}: of {', '.join(PLAIN)}")
     if arguments.types and not typed_cases(arguments.only, arguments.dtype):

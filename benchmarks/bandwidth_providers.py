@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import common
@@ -23,6 +24,7 @@ OURS = "transformer_rtc"
 STATIC = "static"
 TORCH = "torch"
 COMPILED = "torch.compile"
+TE_KERNELS = "TE kernels"  # those of a checkout; "TE" is the modules of the installed package
 COPY = "copy by "  # the names of copies begin with it
 
 Call = Callable[[], Any]
@@ -211,6 +213,22 @@ def transformer_engine(torch: Any, case: Case) -> Bind:
     return of_function(torch, case, call)
 
 
+def transformer_engine_kernels(torch: Any, case: Case, folder: Path) -> Bind:
+    from transformer_engine_launch import Plan
+
+    refuse_all_but_plain(case)
+    if case.part:
+        raise UnsupportedError  # its rows have no gaps
+    plan = Plan(torch, folder, case.operator, case.dtype, case.rows, case.hidden)
+
+    def bind(arrays: Arrays) -> Call:
+        if case.backward:
+            return plan.backward(arrays.other, arrays.x, arrays.weight, arrays.mean, arrays.rstd)
+        return plan.forward(arrays.x, arrays.weight, arrays.bias, EPS)
+
+    return bind
+
+
 def refuse_all_but_plain(case: Case) -> None:
     if case.per_head or case.form or case.does.way.startswith("add") or case.does.norm == "softmax":
         raise UnsupportedError
@@ -225,12 +243,18 @@ PROVIDERS: dict[str, Maker] = {
     "quack": quack,
     "TE": transformer_engine,
 }
+NAMES = (*PROVIDERS, TE_KERNELS)
 
 
-def importable(torch: Any, with_compile: bool) -> tuple[dict[str, Maker], dict[str, str]]:
+def available(torch: Any, with_compile: bool, te_folder: Path | None) -> tuple[dict[str, Maker], dict[str, str]]:
     """Return the providers that this machine has, and why the others are absent."""
     found, absent = {}, {}
-    for name, make in PROVIDERS.items():
+    makers = dict(PROVIDERS)
+    if te_folder is None:
+        absent[TE_KERNELS] = "measured with --transformer-engine"
+    else:
+        makers[TE_KERNELS] = functools.partial(transformer_engine_kernels, folder=te_folder)
+    for name, make in makers.items():
         if name == STATIC and STATIC not in transformer_rtc.implementations(transformer_rtc.rms_norm):
             absent[name] = "this installation has no static kernels for this GPU"
         elif name == COMPILED and not with_compile:

@@ -9,7 +9,7 @@ from typing import Any
 
 import common
 from bandwidth_cases import PLAIN, SHAPES, Case
-from bandwidth_providers import COMPILED, COPY, OURS, PROVIDERS, STATIC, TORCH
+from bandwidth_providers import COMPILED, COPY, NAMES, OURS, STATIC, TE_KERNELS, TORCH
 from bandwidth_timing import GRAPH_CALLS
 
 
@@ -74,7 +74,7 @@ def print_report(result: dict[str, Any]) -> None:
     every = [Measured(found) for found in result["cases"]]
     large = [one for one in every if one.case.kind != "small"]
     small = [one for one in every if one.case.kind == "small"]
-    extra = [name for name in PROVIDERS if name not in (OURS, TORCH) and any(name in one.names for one in every)]
+    extra = [name for name in NAMES if name not in (OURS, TORCH) and any(name in one.names for one in every)]
     rows: list[tuple[object, ...]] = []
     for one in large:
         peer, mine = one.best_peer, one.speed(OURS)
@@ -147,7 +147,7 @@ def plot(result: dict[str, Any], path: str) -> None:
     from matplotlib import pyplot
 
     every = [Measured(found) for found in result["cases"]]
-    colors = {name: f"C{index}" for index, name in enumerate(PROVIDERS)}
+    colors = {name: f"C{index}" for index, name in enumerate(NAMES)}
     figure, axes = pyplot.subplot_mosaic(
         [
             ["rms_norm", "layer_norm"],
@@ -164,7 +164,7 @@ def plot(result: dict[str, Any], path: str) -> None:
             shapes = [
                 one for one in every if (one.case.operator, one.case.kind, one.case.dtype) == (operator, "shape", dtype)
             ]
-            for name in (OURS, TORCH, COMPILED):
+            for name in (OURS, TORCH, COMPILED, TE_KERNELS):
                 points = [(one.case.hidden, one.ratio(name)) for one in shapes if one.ratio(name)]
                 if points:
                     label = f"{name}, {dtype}"
@@ -177,7 +177,7 @@ def plot(result: dict[str, Any], path: str) -> None:
     axis = axes["others"]
     drawn = [("shape", operator) for operator in PLAIN]
     others = [one for one in every if one.case.kind != "small" and (one.case.kind, one.case.operator) not in drawn]
-    names = [name for name in (OURS, TORCH, COMPILED) if any(name in one.names for one in others)]
+    names = [name for name in (OURS, TORCH, COMPILED, TE_KERNELS) if any(name in one.names for one in others)]
     for index, name in enumerate(names):
         width = 0.8 / len(names)
         places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(others))]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import common
+import transformer_engine_text
 from bandwidth_arrays import Arrays, Expected, check, expected, make_arrays
 from bandwidth_cases import Case, cases, model_cases, typed_cases
 from bandwidth_providers import (
@@ -15,12 +16,13 @@ from bandwidth_providers import (
     COPIES,
     COPY,
     OURS,
+    TE_KERNELS,
     TORCH,
     Bind,
     Call,
     Maker,
     UnsupportedError,
-    importable,
+    available,
     reason,
 )
 from tqdm import tqdm
@@ -117,19 +119,22 @@ def measure_small(torch: Any, case: Case, makers: Mapping[str, Maker]) -> dict[s
 
 def measure_all(torch: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     placements, repetitions = (1, 8) if arguments.quick else (2, 20)
-    makers, absent = importable(torch, arguments.compile)
+    makers, absent = available(torch, arguments.compile, arguments.transformer_engine)
     flush = common.L2Flush(torch, FLUSH_BYTES)
     for value in range(AWAKE):
         flush(value)
+    environment = common.environment()
+    if arguments.transformer_engine:
+        environment["versions"][TE_KERNELS] = transformer_engine_text.version(arguments.transformer_engine)
     result: dict[str, Any] = {
-        "environments": [common.environment()],
+        "environments": [environment],
         "placements": placements,
         "repetitions": repetitions,
         "absent": absent,
         "cases": [],
     }
     if arguments.models or arguments.types:
-        makers = {name: make for name, make in makers.items() if name in (OURS, TORCH)}
+        makers = {name: make for name, make in makers.items() if name in (OURS, TORCH, TE_KERNELS)}
     choose = model_cases if arguments.models else typed_cases if arguments.types else cases
     found = choose(arguments.only, arguments.dtype)
     progress = tqdm(found, desc="bandwidth", unit="case")
