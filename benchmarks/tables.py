@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from bandwidth_cases import FORMS, Case
-from bandwidth_providers import COMPILED, OURS, STATIC, TORCH
+from bandwidth_providers import COMPILED, OURS, STATIC, TE_KERNELS, TORCH
 from bandwidth_report import Measured, joined
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +40,9 @@ LIGER, QUACK = "Liger", "quack"
 SPEED_COLUMNS = (1024, 4096, 8192, 32768)
 
 PLOT_COLUMNS = 4096
+# Of the README's plot, in its order; a name has its color whichever of the others a run measured.
+PLOT_COLORS = {OURS: "C0", COMPILED: "C1", LIGER: "C2", QUACK: "C5", TE_KERNELS: "C4", TORCH: "C3"}
+PLOT_LABELS = {TE_KERNELS: "TransformerEngine"}
 
 Row = Sequence[str]
 
@@ -112,7 +115,7 @@ def speed() -> str:
     """Return the README's table: four sizes, five operators, every peer of the run."""
     cells = of(measured("bandwidth"), kind="shape", dtype="bfloat16")
     operators = (*NORMS, "softmax")
-    peers = [name for name in (TORCH, COMPILED, LIGER, QUACK) if any(one.speed(name) for one in cells)]
+    peers = [name for name in (TORCH, COMPILED, LIGER, QUACK, TE_KERNELS) if any(one.speed(name) for one in cells)]
     rows = (
         [str(size), *(ratio(of(cells, hidden=size, operator=operator), peers) for operator in operators)]
         for size in SPEED_COLUMNS
@@ -211,21 +214,28 @@ def plot(path: str) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.patches import Patch
 
     operators = (*NORMS, "softmax", "softmax_backward")
     cells = of(measured("bandwidth"), kind="shape", dtype="bfloat16", hidden=PLOT_COLUMNS)
-    names = [name for name in (OURS, COMPILED, LIGER, QUACK, TORCH) if any(one.speed(name) for one in cells)]
+    names = [name for name in PLOT_COLORS if any(one.speed(name) for one in cells)]
     figure, axis = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
     width = 0.8 / len(names)
-    for number, name in enumerate(names):
-        shares = [of(cells, operator=operator)[0].ratio(name) or 0.0 for operator in operators]
-        places = [place + (number - (len(names) - 1) / 2) * width for place in range(len(operators))]
-        axis.bar(places, shares, width * 0.9, label=name, color=f"C{number}")
+    for place, operator in enumerate(operators):
+        (cell,) = of(cells, operator=operator)
+        shown = [name for name in names if cell.ratio(name)]
+        for number, name in enumerate(shown):
+            at = place + (number - (len(shown) - 1) / 2) * width
+            axis.bar(at, cell.ratio(name), width * 0.9, color=PLOT_COLORS[name])
+    handles = [Patch(color=PLOT_COLORS[name], label=PLOT_LABELS.get(name, name)) for name in names]
     axis.axhline(1.0, color="grey", linewidth=0.8)
     axis.set_xticks(range(len(operators)), [NAMES[operator].replace(" ", "\n") for operator in operators], fontsize=10)
     axis.set_ylabel("bandwidth / best copy")
     axis.set_title(f"bfloat16, {PLOT_COLUMNS} columns, one NVIDIA H200", fontsize=11)
-    axis.legend(ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False, fontsize=10)
+    # More than four names in one line would be wider than the plot.
+    figure.legend(
+        handles=handles, ncols=4 if len(names) < 5 else 3, loc="outside lower center", frameon=False, fontsize=10
+    )
     figure.savefig(path, dpi=120)
 
 
