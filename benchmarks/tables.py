@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the tables of README.md, docs/performance.md and benchmarks/README.md from the runs in benchmarks/results.
 
-A table stands between two comments of Markdown: ``<!-- table NAME -->`` and ``<!-- end -->``. The runs are those that
-docs/performance.md names the commands of.
+A table stands between two comments of Markdown: ``<!-- table NAME -->`` and ``<!-- end -->``. benchmarks/README.md has
+the commands of the runs. Tables of bandwidth.py's runs are here, and the others in other_tables.py.
 """
 
 from __future__ import annotations
@@ -12,29 +12,17 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from bandwidth_cases import FORMS, Case
+import other_tables
+from bandwidth_cases import COMPILED_HIDDEN, DRESIDUAL, FORMS, PLAIN, Case
 from bandwidth_providers import COMPILED, OURS, STATIC, TE_KERNELS, TORCH
 from bandwidth_report import Measured, joined
+from other_tables import NAMES, ROOT, text
 
-ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/performance.md", "benchmarks/README.md")
 TYPES = (("bfloat16", "bf16"), ("float32", "fp32"))
 NORMS = ("rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward")
-NAMES = {
-    "rms_norm": "RMSNorm",
-    "layer_norm": "LayerNorm",
-    "add_rms_norm": "add + RMSNorm",
-    "add_layer_norm": "add + LayerNorm",
-    "rms_norm_add": "RMSNorm + add",
-    "layer_norm_add": "LayerNorm + add",
-    "rms_norm_backward": "RMSNorm backward",
-    "layer_norm_backward": "LayerNorm backward",
-    "softmax": "softmax",
-    "softmax_backward": "softmax backward",
-}
 LIGER, QUACK = "Liger", "quack"
 # Of the README's table: those that torch.compile was measured for.
 SPEED_COLUMNS = (1024, 4096, 8192, 32768)
@@ -43,8 +31,8 @@ PLOT_COLUMNS = 4096
 # Of the README's plot, in its order; a name has its color whichever of the others a run measured.
 PLOT_COLORS = {OURS: "C0", COMPILED: "C1", LIGER: "C2", QUACK: "C5", TE_KERNELS: "C4", TORCH: "C3"}
 PLOT_LABELS = {TE_KERNELS: "TransformerEngine"}
-
-Row = Sequence[str]
+# A peer is faster from here on; runs of one GPU differ by less.
+BEHIND = 1.03
 
 
 def measured(name: str) -> list[Measured]:
@@ -76,15 +64,10 @@ def ratio(cells: Sequence[Measured], peers: Sequence[str] = (TORCH,)) -> str:
     return f"{share:.2f} ({', '.join('-' if one is None else f'{one:.1f}' for one in over)})"
 
 
-def text(head: Row, rows: Iterable[Row]) -> str:
-    lines = [head, ["--:"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" if line[0] != "--:" else f"|{'|'.join(line)}|" for line in lines)
-
-
 def grid(
     first: str,
     cells: Sequence[Measured],
-    columns: Sequence[tuple[str, dict[str, object]]],
+    columns: Sequence[tuple[str, Mapping[str, object]]],
     label: Callable[[Case], str] = lambda case: str(case.hidden),
     cell: Callable[[Sequence[Measured]], str] = ratio,
 ) -> str:
@@ -123,6 +106,58 @@ def speed() -> str:
     return text(["columns", *(NAMES[operator] for operator in operators)], rows)
 
 
+def peers() -> str:
+    """Return the speed over the best copy of every provider of the run, where torch.compile was measured."""
+    cells = of(measured("bandwidth"), kind="shape", dtype="bfloat16")
+    names = [name for name in PLOT_COLORS if any(one.speed(name) for one in cells)]
+    rows = []
+    for operator in PLAIN:
+        for columns in COMPILED_HIDDEN:
+            (cell,) = of(cells, operator=operator, hidden=columns)
+            shares = (cell.ratio(name) for name in names)
+            rows.append([NAMES[operator], str(columns), *("-" if one is None else f"{one:.2f}" for one in shares)])
+    return text(["operator", "columns", *(PLOT_LABELS.get(name, name) for name in names)], rows)
+
+
+def behind() -> str:
+    """Return the cases in which a peer is faster by more than runs differ, the slowest of ours first."""
+    found = []
+    for one in (*measured("bandwidth"), *measured("models")):
+        peer, mine = one.best_peer, one.times(OURS)
+        theirs = one.times(peer) if peer else None
+        if mine and theirs and mine["median"] > BEHIND * theirs["median"]:
+            found.append((theirs["median"] / mine["median"], one.case, mine["median"], theirs["median"], peer))
+    rows = []
+    for share, case, mine_us, their_us, peer in sorted(found, key=lambda one: one[0]):
+        where = f"{case.shape}{', in a graph' if case.kind == 'small' else ''}"
+        name, type_name = NAMES[case.operator], dict(TYPES)[case.dtype]
+        rows.append([name, type_name, where, f"{mine_us:.1f}", f"{their_us:.1f}", f"{share:.2f}", str(peer)])
+    return text(["operator", "type", "rows x columns", "µs", "peer's µs", "speed over the peer", "peer"], rows)
+
+
+def few_rows() -> str:
+    """Return µs of the device for each call inside a captured graph."""
+    cells = of(measured("bandwidth"), kind="small")
+    names = [name for name in PLOT_COLORS if any(one.times(name) for one in cells)]
+    rows = []
+    for one in cells:
+        times = [one.times(name) for name in names]
+        shown = ["-" if time is None else f"{time['median']:.1f}" for time in times]
+        rows.append([NAMES[one.case.operator], str(one.case.rows), *shown])
+    return text(["operator", "rows", *(PLOT_LABELS.get(name, name) for name in names)], rows)
+
+
+def targets() -> str:
+    """Return how many cells of each run have a target, and how many are below it."""
+    rows = []
+    for run in ("bandwidth", "models"):
+        aimed = [one for one in measured(run) if one.case.target is not None]
+        below = [one for one in aimed if (one.ratio(OURS) or 0.0) < (one.case.target or 0.0)]
+        odd = sum(one.case.hidden % 2 for one in below)
+        rows.append([f"`h200-{run}.txt`", *map(str, (len(aimed), len(below), odd))])
+    return text(["run", "cells with a target", "below it", "of these, odd numbers of columns"], rows)
+
+
 def matrices() -> str:
     """Return softmax's table of masked and causal matrices of as many queries as keys."""
     columns = (("softmax", "masked", ""), ("softmax", "causal", ""), ("softmax_backward", "causal", " backward"))
@@ -156,6 +191,12 @@ def types() -> str:
     found = [one for one in measured("types") if one.case.form in FORMS]
     columns = [(NAMES[operator], {"operator": operator}) for operator in NORMS[:2]]
     return grid("columns, y", found, columns, lambda case: f"{case.hidden} {case.form}", cell)
+
+
+def dresidual() -> str:
+    """Return the table of backward with a gradient that is added to dx."""
+    found = [one for one in measured("types") if one.case.form == DRESIDUAL]
+    return grid("columns", found, [(NAMES[operator], {"operator": operator}) for operator in NORMS[2:]])
 
 
 def general() -> str:
@@ -195,7 +236,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "norms of models": lambda: by_columns("models", _OF_NORMS, "hidden", "shape", "ragged"),
     "softmax of other lengths": lambda: by_columns("models", _OF_SOFTMAX, "keys", "shape", "ragged"),
     "types": types,
+    "dresidual": dresidual,
     "general kernels": general,
+    "peers": peers,
+    "behind": behind,
+    "few rows": few_rows,
+    "targets": targets,
+    **other_tables.TABLES,
 }
 
 
@@ -226,7 +273,7 @@ def plot(path: str) -> None:
         shown = [name for name in names if cell.ratio(name)]
         for number, name in enumerate(shown):
             at = place + (number - (len(shown) - 1) / 2) * width
-            axis.bar(at, cell.ratio(name), width * 0.9, color=PLOT_COLORS[name])
+            axis.bar(at, cell.ratio(name) or 0.0, width * 0.9, color=PLOT_COLORS[name])
     handles = [Patch(color=PLOT_COLORS[name], label=PLOT_LABELS.get(name, name)) for name in names]
     axis.axhline(1.0, color="grey", linewidth=0.8)
     axis.set_xticks(range(len(operators)), [NAMES[operator].replace(" ", "\n") for operator in operators], fontsize=10)
