@@ -34,8 +34,6 @@ PAGES = {
 }
 RESULTS = "benchmarks/results"
 TABLE = re.compile(r"^<!-- from the code: ([\w ]+) -->$", re.MULTILINE)
-# A fence may say behind its language how its block is run, which the site's fences do not take.
-FENCE = re.compile(r"^(```(?:python|sh)) \w+$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 # A word behind a fence's language is for tests and for CI; superfences takes such a fence for text.
 FENCE = re.compile(r"^(```\w+) \w+$", re.MULTILINE)
