@@ -216,9 +216,8 @@ def transformer_engine(torch: Any, case: Case) -> Bind:
 def transformer_engine_kernels(torch: Any, case: Case, folder: Path) -> Bind:
     from transformer_engine_launch import Plan
 
-    refuse_all_but_plain(case)
-    if case.part:
-        raise UnsupportedError  # its rows have no gaps
+    if not has_te_kernels(case):
+        raise UnsupportedError
     plan = Plan(torch, folder, case.operator, case.dtype, case.rows, case.hidden)
 
     def bind(arrays: Arrays) -> Call:
@@ -229,8 +228,17 @@ def transformer_engine_kernels(torch: Any, case: Case, folder: Path) -> Bind:
     return bind
 
 
+def has_te_kernels(case: Case) -> bool:
+    """Whether TransformerEngine's text has a kernel of a case, whose rows have no gaps."""
+    return is_plain(case) and not case.part
+
+
+def is_plain(case: Case) -> bool:
+    return not (case.per_head or case.form or case.does.way.startswith("add") or case.does.norm == "softmax")
+
+
 def refuse_all_but_plain(case: Case) -> None:
-    if case.per_head or case.form or case.does.way.startswith("add") or case.does.norm == "softmax":
+    if not is_plain(case):
         raise UnsupportedError
 
 

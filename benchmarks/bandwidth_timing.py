@@ -23,6 +23,7 @@ from bandwidth_providers import (
     Maker,
     UnsupportedError,
     available,
+    has_te_kernels,
     reason,
 )
 from tqdm import tqdm
@@ -137,6 +138,10 @@ def measure_all(torch: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         makers = {name: make for name, make in makers.items() if name in (OURS, TORCH, TE_KERNELS)}
     choose = model_cases if arguments.models else typed_cases if arguments.types else cases
     found = choose(arguments.only, arguments.dtype)
+    if arguments.transformer_engine:
+        major, minor = torch.cuda.get_device_capability()
+        wanted = [(case.operator, case.dtype, case.hidden) for case in found if has_te_kernels(case)]
+        transformer_engine_text.compile_at_once(arguments.transformer_engine, wanted, 10 * major + minor)
     progress = tqdm(found, desc="bandwidth", unit="case")
     for case in progress:
         progress.set_postfix_str(f"{case.operator} {case.dtype} {case.shape}")

@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import itertools
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,8 +201,27 @@ class Compiled(NamedTuple):
     symbols: list[bytes]
 
 
-@functools.cache
+_compiled: dict[tuple[Any, ...], Compiled] = {}
+
+
 def compile_kernels(folder: Path, operator: str, dtype: str, choice: Choice, architecture: int) -> Compiled:
+    """Return the kernels of a registration, compiled once."""
+    key = (folder, operator, dtype, choice, architecture)
+    if key not in _compiled:
+        _compiled[key] = _compile(*key)
+    return _compiled[key]
+
+
+def compile_at_once(folder: Path, wanted: Iterable[tuple[str, str, int]], architecture: int) -> None:
+    """Compile the kernels of these operators, types and columns in processes, as NVRTC gains little by threads."""
+    keys = list(
+        dict.fromkeys((folder, op, dtype, choose(folder, op, dtype, n), architecture) for op, dtype, n in wanted)
+    )
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        _compiled.update(zip(keys, pool.map(_compile, *zip(*keys, strict=True)), strict=True))
+
+
+def _compile(folder: Path, operator: str, dtype: str, choice: Choice, architecture: int) -> Compiled:
     """Compile with the options that TransformerEngine gives NVRTC."""
     from cuda.bindings import nvrtc
 
@@ -254,12 +276,13 @@ def main() -> None:
     parser.add_argument("--models", action="store_true", help="the sizes of bandwidth.py --models too")
     arguments = parser.parse_args()
     shapes = (*SHAPES, *RAGGED, *(MODELS if arguments.models else ()))
-    for operator in FAMILIES:
-        for dtype in SHORT:
-            for columns in sorted({columns for _, columns in shapes}):
-                choice = choose(arguments.folder, operator, dtype, columns)
-                made = compile_kernels(arguments.folder, operator, dtype, choice, arguments.architecture)
-                print(operator, dtype, columns, *choice, f"{len(made.cubin)} bytes", flush=True)
+    sizes = sorted({columns for _, columns in shapes})
+    wanted = list(itertools.product(FAMILIES, SHORT, sizes))
+    compile_at_once(arguments.folder, wanted, arguments.architecture)
+    for operator, dtype, columns in wanted:
+        choice = choose(arguments.folder, operator, dtype, columns)
+        made = compile_kernels(arguments.folder, operator, dtype, choice, arguments.architecture)
+        print(operator, dtype, columns, *choice, f"{len(made.cubin)} bytes")
 
 
 if __name__ == "__main__":
