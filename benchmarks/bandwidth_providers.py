@@ -191,12 +191,28 @@ def liger(torch: Any, case: Case) -> Bind:
 
 
 def quack(torch: Any, case: Case) -> Bind:
-    from quack.rmsnorm import rmsnorm
+    from quack import rmsnorm, softmax
 
-    refuse_all_but_plain(case)
-    if case.does.norm == "layer_norm":
-        raise UnsupportedError  # it takes float32 weights only
-    return of_function(torch, case, lambda x, weight: rmsnorm(x, weight, eps=EPS))
+    if case.does.norm == "softmax":
+        if case.matrix or case.operator.startswith("log_"):
+            raise UnsupportedError
+        return lambda arrays: softmax_cases.in_quack(case, arrays.softmax, softmax)
+    if case.form or case.does.way.startswith("add"):
+        raise UnsupportedError
+    if case.does.norm == "rms_norm":
+        return of_function(torch, case, lambda x, weight: rmsnorm.rmsnorm(x, weight, eps=EPS))
+    if case.per_head:
+        raise UnsupportedError
+
+    def layer_norm(arrays: Arrays) -> Call:
+        columns = [column.float() for column in arrays.columns]  # it takes no other, and this is not timed
+        if not case.backward:
+            return functools.partial(rmsnorm.layernorm_fwd, arrays.x, *columns, eps=EPS)
+        return functools.partial(
+            rmsnorm.layernorm_bwd, arrays.x, columns[0], arrays.other, arrays.rstd.view(-1), arrays.mean.view(-1)
+        )
+
+    return layer_norm
 
 
 def transformer_engine(torch: Any, case: Case) -> Bind:
