@@ -14,6 +14,7 @@ __all__ = [
     "Argument",
     "Array",
     "Choice",
+    "Dimension",
     "Equal",
     "Flag",
     "Input",
@@ -24,6 +25,8 @@ __all__ = [
     "OutputWanted",
     "Real",
     "Result",
+    "RowShape",
+    "Selector",
     "Shape",
     "Size",
     "Stream",
@@ -326,3 +329,25 @@ class Margin(Argument):
 
 class Stream(Argument):
     """The stream."""
+
+
+# ---- Which dimensions are a row --------------------------------------------------------------------------------------
+
+
+class Selector(Argument):
+    """An argument of the user's function that says which dimensions are a row. The native call does not get it."""
+
+
+class Dimension(Selector):
+    """The dimension that is a row: arrays are viewed with it as the last one."""
+
+    @property
+    def default(self) -> object:
+        return -1
+
+
+class RowShape(Selector):
+    """The sizes of the last dimensions, which are a row together: arrays are viewed with one dimension in their place.
+
+    None: the last dimension is a row.
+    """

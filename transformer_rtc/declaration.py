@@ -19,6 +19,7 @@ from .arguments import (
     OutputDType,
     OutputWanted,
     Result,
+    Selector,
     Shape,
     Size,
     size_of,
@@ -115,6 +116,8 @@ class Declaration:
         output has by default the data type that torch promotes theirs to. Empty: there are none.
     elementwise : bool
         Whether columns depend on no others, but for results of rows: a part of each row may be computed alone.
+    selector : Selector or None
+        The keyword of the user's function that says which dimensions are a row; None: the last one always is.
     """
 
     name: str
@@ -131,6 +134,7 @@ class Declaration:
     split_by: str = ""
     broadcasts: tuple[str, ...] = ()
     elementwise: bool = False
+    selector: Selector | None = None
 
     def __post_init__(self) -> None:
         if not self.arguments or not isinstance(self.arguments[0], Input) or self.arguments[0].optional:

@@ -23,6 +23,7 @@ from transformer_rtc.arguments import (
     Argument,
     Array,
     Choice,
+    Dimension,
     Input,
     Integer,
     Margin,
@@ -30,6 +31,7 @@ from transformer_rtc.arguments import (
     OutputDType,
     Real,
     Result,
+    RowShape,
     Stream,
     Update,
 )
@@ -256,6 +258,14 @@ BY_KIND: dict[str, Rows] = {
     "integer": [("must be a number of keys of at least 1; it is {value}", 0, -1, True, 0.5, "4", -(10**5000), [],
                  object(), np.ones(2, int))],
     "flag": FLAG,
+    "dimension": [(r"must be an integer from -4 to 3, as {first} has the shape \(\d, 3, 8, 8\); it is {value}", 4, -5,
+                   True, 1.0, "1", None, (1,), [], 10**5000, np.float32(1), np.bool_(True), np.ones(2, int), object())],
+    "row_shape": [
+        ("must be a positive integer, or a tuple of them that is not empty; it is {value}", 0, -8, (0, 8), True,
+         (True, 8), 8.0, (8.0, 8), "8", (None, 8), (), [], {}, np.ones(2, int), object(), (8, (8,))),
+        (r"must be the last dimensions of {first}, whose shape is \(\d, 3, 8, 8\); it is {value}", 7, (3,), (3, 8),
+         [7, 8], (5, 2, 3, 8, 8), 10**30),
+    ],
     # None is the default.
     "wanted with": [(message, *(value for value in values if value is not None)) for message, *values in FLAG],
 }  # fmt: skip
@@ -283,7 +293,8 @@ def kind_of(argument: Argument) -> str:
         case Result() if argument.wanted_with:
             return "wanted with"
     kinds = {Input: "rows", Output: "rows_out", Real: "real", OutputDType: "dtype", Choice: "choice",
-             Integer: "integer", Margin: "sm_margin", Stream: "stream"}  # fmt: skip
+             Integer: "integer", Margin: "sm_margin", Stream: "stream", Dimension: "dimension",
+             RowShape: "row_shape"}  # fmt: skip
     return kinds.get(type(argument), "flag")
 
 
@@ -358,9 +369,10 @@ def refused_views(operator: str, name: str) -> list[tuple[Any, str]]:
 def refused_values(name: str, keyword: str) -> list[tuple[Any, str]]:
     """Return (value, message) of what a function refuses."""
     parameters = parameters_of(name)
-    described = declarations()[name].arguments
-    argument = next(one for one in described if one.keyword == keyword)
-    rows = _rows_of(declarations()[name], argument)
+    declaration = declarations()[name]
+    selector = [declaration.selector] if declaration.selector else []
+    argument = next(one for one in (*declaration.arguments, *selector) if one.keyword == keyword)
+    rows = _rows_of(declaration, argument)
     found = []
     for value, message in _refused(argument, keyword, next(iter(parameters)), rows):
         of = value.numpy() if isinstance(value, Stub) else value

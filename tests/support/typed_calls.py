@@ -17,6 +17,7 @@ from pathlib import Path
 from transformer_rtc.arguments import (
     Array,
     Choice,
+    Dimension,
     Flag,
     Input,
     Integer,
@@ -26,6 +27,7 @@ from transformer_rtc.arguments import (
     OutputWanted,
     Real,
     Result,
+    RowShape,
     Stream,
 )
 from transformer_rtc.declaration import Declaration, declarations
@@ -116,6 +118,9 @@ def _lines(declaration: Declaration, type_: str) -> Iterator[str]:
         for word in choice.words if isinstance(choice, Choice) else ():
             said = f"{choice.keyword}={word!r}"
             yield f"assert_type(t.{declaration.name}({', '.join([*_required(declaration), said])}), {type_})"
+    for value in _SELECTED.get(type(declaration.selector), ()):
+        said = f"{declaration.selector.keyword}={value}"
+        yield f"assert_type(t.{declaration.name}({', '.join([*_required(declaration), said])}), {type_})"
     # A flag of which only the type is known.
     counts = sorted({count for _, count in _calls(declaration)})
     flags = [one.keyword for one in declaration.arguments if isinstance(one, (Result, OutputWanted))]
@@ -139,6 +144,9 @@ def _everything(declaration: Declaration) -> Iterator[str]:
 
 
 _VALUES = {Real: "1", Integer: "5", Flag: "flag", Margin: "2", OutputDType: '"float16"', Stream: "0"}
+
+
+_SELECTED = {Dimension: ("-1", "1"), RowShape: ("None", "8", "(4, 8)", "[4, 8]")}
 
 
 def _value(name: str, declaration: Declaration) -> str:

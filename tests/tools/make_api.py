@@ -22,6 +22,7 @@ from transformer_rtc.arguments import (
     Argument,
     Array,
     Choice,
+    Dimension,
     Flag,
     Input,
     Integer,
@@ -31,11 +32,13 @@ from transformer_rtc.arguments import (
     OutputWanted,
     Real,
     Result,
+    RowShape,
     Stream,
 )
 from transformer_rtc.declaration import Declaration
 from transformer_rtc.operator import register
 from transformer_rtc.spec import INTEGERS
+from transformer_rtc.views import LAST, viewed
 
 OPS = Path(__file__).parents[2] / "transformer_rtc" / "ops"
 
@@ -69,10 +72,9 @@ _HEAD = """\
 
 from __future__ import annotations
 
-from typing import Any
-
+{imports}
 from ...operator import register
-from . import declarations
+{views}from . import declarations
 
 __all__ = [
 {names}]
@@ -84,24 +86,52 @@ def module_text(declarations: Sequence[Declaration], title: str) -> str:
     """Return the text of a family's module of public functions."""
     names = "".join(f'    "{name}",\n' for name in sorted(declaration.name for declaration in declarations))
     calls = "".join(f"_{one.name} = register(declarations.{one.name.upper()})\n" for one in declarations)
+    calls += "".join(
+        f"_{one.name}_viewed = viewed(declarations.{one.name.upper()}, _{one.name})\n"
+        for one in declarations
+        if one.selector
+    )
     functions = "".join(f"\n\n{function_text(one)}" for one in declarations)
-    return _HEAD.format(title=title, names=names) + calls + functions
+    imports = _imports(functions, (("collections.abc", ("Sequence",)), ("typing", ("Any",))))
+    views = _imports(calls + functions, (("...views", ("LAST", "viewed")),))
+    return _HEAD.format(title=title, names=names, imports=imports, views=views) + calls + functions
+
+
+def _imports(text: str, modules: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Return the imports of those words that a text has."""
+    found = ""
+    for module, words in modules:
+        if used := [word for word in words if re.search(rf"\b{word}\b", text)]:
+            found += f"from {module} import {', '.join(used)}\n"
+    return found
 
 
 def function_text(declaration: Declaration) -> str:
     """Return the text of the user's function, which passes its arguments on in the order of the declaration."""
     doc = textwrap.indent(f'"""{documentation(declaration)}"""', "    ", lambda line: line.strip() != "")
     passed = [argument.keyword for argument in declaration.arguments]
-    call = f"    return _{declaration.name}({', '.join(passed)})"
-    if len(call) > _WIDTH:
-        call = f"    return _{declaration.name}(\n" + "".join(f"        {name},\n" for name in passed) + "    )"
-    return f"{_head(declaration)}\n{doc}\n{call}\n"
+    lines = [f"{_head(declaration)}\n{doc}"]
+    if selector := declaration.selector:
+        default = "LAST" if isinstance(selector, Dimension) else repr(selector.default)
+        lines.append(f"    if {selector.keyword} is not {default}:")
+        lines.append(_passing(f"_{declaration.name}_viewed", [selector.keyword, *passed], " " * 8))
+    lines.append(_passing(f"_{declaration.name}", passed, " " * 4))
+    return "\n".join(lines) + "\n"
+
+
+def _passing(called: str, passed: Sequence[str], indent: str) -> str:
+    call = f"{indent}return {called}({', '.join(passed)})"
+    if len(call) <= _WIDTH:
+        return call
+    return f"{indent}return {called}(\n" + "".join(f"{indent}    {name},\n" for name in passed) + f"{indent})"
 
 
 def function_of(declaration: Declaration, call: Callable[..., object] | None = None) -> Callable[..., Any]:
     """Return the user's function of a declaration that belongs to no family's module; `call`: what it calls."""
-    namespace: dict[str, Any] = {"Any": Any}
-    namespace[f"_{declaration.name}"] = call or register(declaration)
+    namespace: dict[str, Any] = {"Any": Any, "LAST": LAST, "Sequence": Sequence}
+    namespace[f"_{declaration.name}"] = made = call or register(declaration)
+    if declaration.selector:
+        namespace[f"_{declaration.name}_viewed"] = viewed(declaration, made)
     exec(function_text(declaration), namespace)
     function: Callable[..., Any] = namespace[declaration.name]
     return function
@@ -109,12 +139,20 @@ def function_of(declaration: Declaration, call: Callable[..., object] | None = N
 
 def _head(declaration: Declaration) -> str:
     lines = [f"def {declaration.name}("]
-    for place, (argument, default) in enumerate(declaration.signature):
+    for place, (argument, default) in enumerate(_parameters(declaration)):
         if place == len(declaration.positional):
             lines.append("    *,")
         given = "" if default is ... else f" = {default!r}"
         lines.append(f"    {argument.keyword}: {_annotation(argument)}{given},")
     return "\n".join([*lines, ") -> Any:"])
+
+
+def _parameters(declaration: Declaration) -> list[tuple[Argument, object]]:
+    """Return the arguments of the user's function, each with its default."""
+    found = list(declaration.signature)
+    if selector := declaration.selector:
+        found.insert(len(declaration.positional), (selector, selector.default))
+    return found
 
 
 def _annotation(argument: Argument) -> str:
@@ -131,8 +169,10 @@ def _annotation(argument: Argument) -> str:
             return "int | None"
         case Choice():
             return "str | None"
-        case Margin():
+        case Margin() | Dimension():
             return "int"
+        case RowShape():
+            return "int | Sequence[int] | None"
     return "Any"
 
 
@@ -155,11 +195,10 @@ def stub_text(declarations: Sequence[Declaration], title: str) -> str:
     """Return the text of the stub of a family's module: the types of its functions, and of what they return."""
     names = "".join(f'    "{name}",\n' for name in sorted(declaration.name for declaration in declarations))
     functions = "".join(map(_function_stub, declarations))
-    imports = ""
-    for module, words in (("typing", ("Literal", "overload")), ("...signatures", ("A", "ArrayLike", "DTypeLike"))):
-        if used := [word for word in words if re.search(rf"\b{word}\b", functions)]:
-            imports += f"from {module} import {', '.join(used)}\n\n"
-    return _STUB_HEAD.format(title=title, imports=imports.removesuffix("\n"), names=names) + functions
+    standard = _imports(functions, (("collections.abc", ("Sequence",)), ("typing", ("Literal", "overload"))))
+    own = _imports(functions, (("...signatures", ("A", "ArrayLike", "DTypeLike")),))
+    imports = "\n".join(filter(None, (standard, own)))
+    return _STUB_HEAD.format(title=title, imports=imports, names=names) + functions
 
 
 class _Overload(NamedTuple):
@@ -178,7 +217,7 @@ def _function_stub(declaration: Declaration) -> str:
 
 def _signature_stub(declaration: Declaration, overload: _Overload) -> str:
     lines = [f"def {declaration.name}("]
-    for place, (argument, default) in enumerate(declaration.signature):
+    for place, (argument, default) in enumerate(_parameters(declaration)):
         if place == len(declaration.positional):
             lines.append("    *,")
         usual = _static_type(declaration, argument), default
@@ -258,7 +297,7 @@ def documentation(declaration: Declaration) -> str:
         parts.append("torch's autograd records the gradient.")
     parts.append(
         "Parameters\n----------\n"
-        + "".join(_entry(a.keyword, _type(declaration, a, default), a.doc) for a, default in declaration.signature)
+        + "".join(_entry(a.keyword, _type(declaration, a, default), a.doc) for a, default in _parameters(declaration))
     )
     returned = ""
     for array in declaration.arrays:
@@ -324,8 +363,10 @@ def _type(declaration: Declaration, argument: Argument, default: object) -> str:
             return "bool" + optional
         case Real():
             return "float"
-        case Integer() | Margin():
+        case Integer() | Margin() | Dimension():
             return "int" + optional
+        case RowShape():
+            return "int or sequence of int" + optional
     return "optional"
 
 

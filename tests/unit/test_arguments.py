@@ -244,11 +244,17 @@ def test_no_rows_need_no_plan_and_no_memory_but_an_output_of_their_shape(check, 
 def test_a_function_passes_each_argument_on_in_its_place(name, monkeypatch):
     function, declaration = getattr(transformer_rtc, name), declarations()[name]
     parameters = inspect.signature(function).parameters
-    assert parameters.keys() == {argument.keyword for argument in declaration.arguments}
+    keywords = [argument.keyword for argument in declaration.arguments]
+    selector = [declaration.selector.keyword] if declaration.selector else []
+    assert parameters.keys() == {*selector, *keywords}
     passed: list[Any] = []
-    monkeypatch.setitem(function.__globals__, f"_{name}", lambda *arguments: passed.extend(arguments))
-    function(**{keyword: f"the {keyword}" for keyword in parameters})
-    assert passed == [f"the {argument.keyword}" for argument in declaration.arguments]
+    for called in (f"_{name}", f"_{name}_viewed"):
+        monkeypatch.setitem(function.__globals__, called, lambda *arguments: passed.extend(arguments))
+    # The native call knows nothing of what selects dimensions: a call that is given it goes another way.
+    for given in (keywords, selector + keywords):
+        passed.clear()
+        function(**{keyword: f"the {keyword}" for keyword in given})
+        assert passed == [f"the {keyword}" for keyword in given]
 
 
 # ---- Arrays of numpy, and of nobody's --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 from ..arguments import Array, Input, Update
 from ..declaration import Declaration
+from ..views import strides_left
 from .schema import Made, Schema
 
 __all__ = ["batched"]
@@ -182,14 +183,9 @@ def _broadcasts(own: Sequence[int], shape: Sequence[int]) -> bool:
 
 def _strides_left(arrays: list[Any], extents: Sequence[int]) -> int:
     """Return to how many strides leading dimensions collapse, for all arrays alike, which are broadcast to them."""
-    left, next_ones = 0, [-1]
-    for dimension in reversed(range(len(extents))):
-        if extents[dimension] == 1:
-            continue
-        strides = [0 if array.shape[dimension] == 1 else array.stride(dimension) for array in arrays]
-        left += strides != next_ones
-        next_ones = [stride * extents[dimension] for stride in strides]
-    return left
+    dimensions = range(len(extents))
+    strides = [[0 if array.shape[at] == 1 else array.stride(at) for at in dimensions] for array in arrays]
+    return strides_left(strides, extents)
 
 
 # ---- One launch for each example -------------------------------------------------------------------------------------
