@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import bad_values
 import pytest
 from fake_driver import fake_driver  # noqa: F401
 from native_calls import check  # noqa: F401
+
+from transformer_rtc import operator, using
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -26,3 +31,16 @@ def benchmark_modules(monkeypatch):
     for name in set(sys.modules) - before:
         if Path(getattr(sys.modules[name], "__file__", None) or "").parent == BENCHMARKS:
             del sys.modules[name]
+
+
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run operators where a plan, which a launch needs, is a failure."""
+
+    def plan(self: object, *_: object) -> Any:
+        pytest.fail("it was accepted")
+
+    monkeypatch.setattr(operator.Operator, "_native_plan", plan)
+    monkeypatch.setattr(operator, "manager", None)
+    with using(bad_values.DEVICE):
+        yield

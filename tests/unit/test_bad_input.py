@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import bad_values
 import numpy as np
@@ -15,7 +14,7 @@ from bad_values import FUNCTIONS, OTHERS, SHAPE, Stub, parameters_of
 from native_calls import BASE, required_views
 
 import transformer_rtc
-from transformer_rtc import Kernel, KernelManager, SimulatedDevice, archive, operator, using
+from transformer_rtc import Kernel, KernelManager, SimulatedDevice, archive
 from transformer_rtc.arguments import Stream
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.declaration import declaration_of, operator_names
@@ -68,19 +67,6 @@ def test_a_function_of_arrays_refuses_by_its_name(name, argument, no_launch):
             rows = [one for one, of in given.items() if getattr(of, "shape", None) == SHAPE and of is not value]
             empty = {one: of[:0] if one in rows else of for one, of in given.items()}
             hold_refused(lambda given=empty: FUNCTIONS[name](**given), f"{name}: {message}")
-
-
-@pytest.fixture
-def no_launch(monkeypatch) -> Iterator[None]:
-    """Run operators where a plan, which a launch needs, is a failure."""
-
-    def plan(self, *_: object) -> Any:
-        pytest.fail("it was accepted")
-
-    monkeypatch.setattr(operator.Operator, "_native_plan", plan)
-    monkeypatch.setattr(operator, "manager", None)
-    with using(bad_values.DEVICE):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -112,19 +112,19 @@ SIGNATURES = {
         "sm_margin=0, stream=None"
     ),
     "softmax": (
-        "x, *, scale=1.0, mask=None, mask_keeps=False, causal=None, window=None, sink=None, out=None, "
+        "x, *, dim=-1, scale=1.0, mask=None, mask_keeps=False, causal=None, window=None, sink=None, out=None, "
         "out_dtype=None, return_lse=False, stream=None"
     ),
     "log_softmax": (
-        "x, *, scale=1.0, mask=None, mask_keeps=False, causal=None, window=None, sink=None, out=None, "
+        "x, *, dim=-1, scale=1.0, mask=None, mask_keeps=False, causal=None, window=None, sink=None, out=None, "
         "out_dtype=None, return_lse=False, stream=None"
     ),
     "softmax_backward": (
-        "dy, y, *, scale=1.0, causal=None, window=None, sink=None, lse=None, mask=None, out=None, "
+        "dy, y, *, dim=-1, scale=1.0, causal=None, window=None, sink=None, lse=None, mask=None, out=None, "
         "out_dtype=None, return_dsink=None, return_dmask=None, stream=None"
     ),
     "log_softmax_backward": (
-        "dy, y, *, scale=1.0, causal=None, window=None, sink=None, lse=None, mask=None, out=None, "
+        "dy, y, *, dim=-1, scale=1.0, causal=None, window=None, sink=None, lse=None, mask=None, out=None, "
         "out_dtype=None, return_dsink=None, return_dmask=None, stream=None"
     ),
 }

@@ -1,22 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that select dimensions: what of them is viewed."""
+"""Calls that select dimensions: what they refuse, what of them is viewed, and that other calls pay nothing for it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from transformer_rtc import (
+    SimulatedDevice,
+    softmax,
+    softmax_backward,
+    using,
+)
 from transformer_rtc.arguments import Dimension, Input, Output, Result, RowShape
-from transformer_rtc.declaration import Declaration
+from transformer_rtc.declaration import Declaration, declarations
 from transformer_rtc.errors import ArgumentError
+from transformer_rtc.ops.softmax import api
 from transformer_rtc.spec import FLOAT32
 from transformer_rtc.views import viewed
 
 
 def ones(*shape: int) -> np.ndarray:
     return np.ones(shape, np.float32)
+
+
+def by_columns(*shape: int) -> np.ndarray:
+    """Return an array whose dimension before the last is that of elements next to each other."""
+    return np.swapaxes(ones(*shape[:-2], shape[-1], shape[-2]), -1, -2)
+
+
+class OfNobody:
+    """An array of a package that is not known, without views."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> object:
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **_: object) -> object:
+        return self._array.__dlpack__()
+
+
+class WithoutStrides(OfNobody):
+    """An array as JAX's are: it tells no strides, and has no gaps."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        super().__init__(np.ascontiguousarray(array))
+        self.shape, self.ndim = array.shape, array.ndim
+
+    def transpose(self, axes: tuple[int, ...]) -> WithoutStrides:
+        return WithoutStrides(self._array.transpose(axes))
+
+    def reshape(self, shape: tuple[int, ...]) -> WithoutStrides:
+        return WithoutStrides(self._array.reshape(shape))
+
+
+WAY = re.escape("pass ascontiguousarray(moveaxis(x, 1, -1)), other arrays alike, and move the result back")
+X = by_columns(2, 3, 4)
+GAPS = by_columns(4, 3, 4, 5)[::2].transpose(0, 2, 1, 3)
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: softmax(ones(2, 3, 4), dim=1),
+     rf"softmax: dim=1: its elements are not next to each other in x, whose strides are \(48, 16, 4\): {WAY}$"),
+    (lambda: softmax(ones(2, 3, 4), dim=-2), f"softmax: dim=-2: .*: {WAY}$"),
+    (lambda: softmax(WithoutStrides(ones(2, 3, 4)), dim=1), rf"softmax: dim=1: .* are \(12, 4, 1\): {WAY}$"),
+    (lambda: softmax(np.broadcast_to(ones(1), (2, 3, 4)), dim=1), r"softmax: dim=1: .* \(0, 0, 0\): "),
+    (lambda: softmax(X[:, ::-1], dim=1), r"softmax: dim=1: .*, whose strides are \(48, -4, 12\): "),
+    (lambda: softmax(ones(2, 3, 4, 5, 6)[:, :2, :3].transpose(2, 4, 0, 1, 3)[..., ::2], dim=1),
+     r"softmax: dim=1: the other dimensions of x must collapse to at most two strides; those of x are \(.*\): pass "),
+    (lambda: softmax(ones(5, 2, 3, 4).transpose(1, 3, 2, 0), dim=1, out=GAPS),
+     "softmax: dim=1: the other dimensions of x and out must collapse to at most two strides; "),
+    (lambda: softmax(X, dim=1, out=ones(2, 3, 4)),
+     "softmax: dim=1: its elements are not next to each other in out, .*: leave it out, or pass one that lies"),
+    (lambda: softmax(X, dim=1, out=ones(3, 4)),
+     r"softmax: dim=1: out must have the shape of x, \(2, 3, 4\); it has \(3, 4\)"),
+    (lambda: softmax_backward(X, by_columns(2, 3, 5), dim=1), "softmax_backward: dim=1: y must have the shape of dy, "),
+    (lambda: softmax(X, dim=1, mask=ones(4)),
+     r"softmax: dim=1: mask must have this dimension; its shape is \(4,\)"),
+    (lambda: softmax(X, dim=1, mask=ones(3, 4)),
+     r"softmax: dim=1: its elements are not next to each other in mask, .*: pass .*moveaxis\(mask, 0, "),
+    (lambda: softmax(X, dim=1, mask=by_columns(3, 5)),
+     r"softmax: mask must have the shape of x, \(2, 4, 3\), .* it has \(5, 3\) \(dim=1: arrays are seen with it "),
+    (lambda: softmax(X, dim=1, mask=by_columns(1, 4)), r"softmax: mask must have the shape .* \(4, 1\) \(dim=1: "),
+    (lambda: softmax(X, dim=1, causal="aligned"), "softmax: causal needs rows in the last dimension; dim is 1$"),
+    (lambda: softmax(X, dim=0, window=3), "softmax: window needs rows in the last dimension; dim is 0$"),
+    (lambda: softmax(X, dim=-2, sink=ones(2)), "softmax: sink needs rows in the last dimension; dim is -2$"),
+    (lambda: softmax([1.0], dim=1), "softmax: x must be an array of torch, CuPy, JAX or numpy where dim is .*list$"),
+    (lambda: softmax(OfNobody(X), dim=1), "softmax: x must be an array of torch, .*; it is a .*OfNobody$"),
+    (lambda: softmax(np.float32, dim=1), "softmax: x must be an array of torch, "),
+    (lambda: softmax(X, dim=1, mask=1.5), "softmax: mask must be an array of torch, .*; it is a builtins.float$"),
+    (lambda: softmax(None, dim=0), "softmax: x must be an array; it is None$"),
+    (lambda: softmax(ones(), dim=0), "softmax: x must have at least one dimension; it is a scalar$"),
+    (lambda: softmax(X.astype(np.float64), dim=1), r"softmax: x must be one of .* is float64 \(dim=1: arrays "),
+    (lambda: softmax(X, dim=1, scale="1"), "softmax: scale must be a real number; it is of type str$"),
+    (lambda: softmax(X, dim=1, return_lse=2), "softmax: return_lse must be True or False; it is 2$"),
+    (lambda: softmax(ones(1, 2, 0, 3), dim=-2), "softmax: x must have 1 to .* it has 0 "),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_no_view_gives_is_refused_with_the_way(number):
+    call, message = REFUSED[number]
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        call()
+
+
+def recorder(declaration: Declaration) -> tuple[Callable[..., Any], list[Any]]:
+    """Return the viewed call of a native one that keeps what it is given."""
+    given: list[Any] = []
+    return viewed(declaration, lambda *values: given.extend(values)), given
+
+
+@pytest.mark.parametrize("dim", [-1, 2, np.int64(-1), np.int32(2)], ids=repr)
+def test_the_last_dimension_is_passed_on_as_it_is(dim):
+    call, given = recorder(declarations()["softmax"])
+    values = [ones(2, 3, 4), 1.0, ones(4), False, "aligned", 2, ones(3), None, None, False, None]
+    call(dim, *values)
+    assert len(given) == len(values) and all(one is other for one, other in zip(given, values, strict=True))
+
+
+def test_a_call_that_selects_nothing_is_the_native_one(monkeypatch):
+    def fail(*_: object) -> None:
+        pytest.fail("it was viewed")
+
+    monkeypatch.setattr(api, "_softmax_viewed", fail)
+    with using(SimulatedDevice(static=True)):
+        assert softmax(ones(2, 4)).shape == softmax(ones(2, 4), dim=-1).shape == (2, 4)
+    with pytest.raises(pytest.fail.Exception, match="it was viewed"):
+        softmax(ones(2, 4), dim=1)
+
+
+def test_an_array_that_tells_no_strides_is_viewed_where_it_has_no_gaps():
+    x = np.random.default_rng(1).standard_normal((2, 12)).astype(np.float32)
+    with using(SimulatedDevice(static=True)):
+        y, lse = softmax(WithoutStrides(x[..., None]), dim=1, return_lse=True)
+        assert (y.shape, lse.shape) == ((2, 12, 1), (2, 1)) and (y[..., 0] == softmax(x)).all()
 
 
 def test_what_is_viewed_is_read_from_the_declaration():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...operator import register
+from ...views import LAST, viewed
 from . import declarations
 
 __all__ = [
@@ -21,11 +22,16 @@ _softmax = register(declarations.SOFTMAX)
 _log_softmax = register(declarations.LOG_SOFTMAX)
 _softmax_backward = register(declarations.SOFTMAX_BACKWARD)
 _log_softmax_backward = register(declarations.LOG_SOFTMAX_BACKWARD)
+_softmax_viewed = viewed(declarations.SOFTMAX, _softmax)
+_log_softmax_viewed = viewed(declarations.LOG_SOFTMAX, _log_softmax)
+_softmax_backward_viewed = viewed(declarations.SOFTMAX_BACKWARD, _softmax_backward)
+_log_softmax_backward_viewed = viewed(declarations.LOG_SOFTMAX_BACKWARD, _log_softmax_backward)
 
 
 def softmax(
     x: Any,
     *,
+    dim: int = -1,
     scale: float = 1.0,
     mask: Any = None,
     mask_keeps: bool = False,
@@ -39,7 +45,7 @@ def softmax(
 ) -> Any:
     """Return the softmax of each row: ``y = exp(v - max(v)) / sum(exp(v - max(v)))`` with ``v = scale * x``.
 
-    Over the last dimension. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
+    Over `dim`. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
     or a mask of floats is added, else differences of x are scaled. What does not take part has v = -inf: y is 0 there.
     A row of which nothing takes part becomes zeros. What a mask or a causal mode excludes is 0 even in a row that is
     NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 13 kernels
@@ -53,6 +59,11 @@ def softmax(
         [..., heads, queries, keys] where a mask, a sink or a causal mode tells rows apart. As `rms_norm` takes it.
         -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite v above all others,
         becomes NaN.
+    dim : int
+        The dimension that is a row. One before the last is moved to the end by a view, and so is that of a mask;
+        results are moved back, and lse is without it. The elements of a row must be next to each other in memory,
+        and the other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``,
+        and move the result back. `causal`, `window` and `sink` need the last dimension.
     scale : float
         What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and scale *
         log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38; in the general
@@ -115,12 +126,28 @@ def softmax(
     array([[[1. , 0. ],
             [0.5, 0.5]]], dtype=float32)
     """
+    if dim is not LAST:
+        return _softmax_viewed(
+            dim,
+            x,
+            scale,
+            mask,
+            mask_keeps,
+            causal,
+            window,
+            sink,
+            out,
+            out_dtype,
+            return_lse,
+            stream,
+        )
     return _softmax(x, scale, mask, mask_keeps, causal, window, sink, out, out_dtype, return_lse, stream)
 
 
 def log_softmax(
     x: Any,
     *,
+    dim: int = -1,
     scale: float = 1.0,
     mask: Any = None,
     mask_keeps: bool = False,
@@ -145,6 +172,11 @@ def log_softmax(
         [..., heads, queries, keys] where a mask, a sink or a causal mode tells rows apart. As `rms_norm` takes it.
         -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite v above all others,
         becomes NaN.
+    dim : int
+        The dimension that is a row. One before the last is moved to the end by a view, and so is that of a mask;
+        results are moved back, and lse is without it. The elements of a row must be next to each other in memory,
+        and the other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``,
+        and move the result back. `causal`, `window` and `sink` need the last dimension.
     scale : float
         What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and scale *
         log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38; in the general
@@ -203,6 +235,21 @@ def log_softmax(
     >>> np.round(np.exp(y), 3)
     array([[0.125, 0.25 , 0.625]], dtype=float32)
     """
+    if dim is not LAST:
+        return _log_softmax_viewed(
+            dim,
+            x,
+            scale,
+            mask,
+            mask_keeps,
+            causal,
+            window,
+            sink,
+            out,
+            out_dtype,
+            return_lse,
+            stream,
+        )
     return _log_softmax(x, scale, mask, mask_keeps, causal, window, sink, out, out_dtype, return_lse, stream)
 
 
@@ -210,6 +257,7 @@ def softmax_backward(
     dy: Any,
     y: Any,
     *,
+    dim: int = -1,
     scale: float = 1.0,
     causal: str | None = None,
     window: int | None = None,
@@ -234,6 +282,8 @@ def softmax_backward(
         The gradient of y.
     y : array [..., keys], float32, float16 or bfloat16
         y as the forward call returned it, of dy's shape.
+    dim : int
+        As the forward call takes it.
     scale : float
         The forward call's.
     causal : {"upper_triangular", "aligned"}, optional
@@ -291,6 +341,23 @@ def softmax_backward(
     >>> softmax_backward(dy, y)
     array([[ 0.75, -0.75]], dtype=float32)
     """
+    if dim is not LAST:
+        return _softmax_backward_viewed(
+            dim,
+            dy,
+            y,
+            scale,
+            causal,
+            window,
+            sink,
+            lse,
+            mask,
+            out,
+            out_dtype,
+            return_dsink,
+            return_dmask,
+            stream,
+        )
     return _softmax_backward(
         dy,
         y,
@@ -312,6 +379,7 @@ def log_softmax_backward(
     dy: Any,
     y: Any,
     *,
+    dim: int = -1,
     scale: float = 1.0,
     causal: str | None = None,
     window: int | None = None,
@@ -336,6 +404,8 @@ def log_softmax_backward(
         The gradient of y.
     y : array [..., keys], float32, float16 or bfloat16
         y as the forward call returned it, of dy's shape.
+    dim : int
+        As the forward call takes it.
     scale : float
         The forward call's.
     causal : {"upper_triangular", "aligned"}, optional
@@ -393,6 +463,23 @@ def log_softmax_backward(
     >>> np.round(log_softmax_backward(dy, y), 3)
     array([[ 3., -3.]], dtype=float32)
     """
+    if dim is not LAST:
+        return _log_softmax_backward_viewed(
+            dim,
+            dy,
+            y,
+            scale,
+            causal,
+            window,
+            sink,
+            lse,
+            mask,
+            out,
+            out_dtype,
+            return_dsink,
+            return_dmask,
+            stream,
+        )
     return _log_softmax_backward(
         dy,
         y,

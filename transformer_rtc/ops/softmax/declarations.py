@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...arguments import Choice, Equal, Flag, Input, Integer, Output, OutputDType, Real, Result, Stream
+from ...arguments import Choice, Dimension, Equal, Flag, Input, Integer, Output, OutputDType, Real, Result, Stream
 from ...declaration import MOST_COLUMNS, Declaration, Gradient
 from ...spec import BFLOAT16, BOOL, FLOAT16, FLOAT32, UINT8
 from .config import BUCKETS
@@ -46,6 +46,13 @@ _WINDOW = Integer(
     doc="Of the keys that a causal mode leaves, only the last so many.",
 )
 _STREAM = Stream("stream", doc="As `rms_norm` takes it.")
+_DIM = Dimension(
+    "dim",
+    doc="""The dimension that is a row. One before the last is moved to the end by a view, and so is that of a mask;
+    results are moved back, and lse is without it. The elements of a row must be next to each other in memory, and the
+    other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``, and move the
+    result back. `causal`, `window` and `sink` need the last dimension.""",
+)
 
 
 # ---- Forward ---------------------------------------------------------------------------------------------------------
@@ -142,6 +149,7 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
         buckets=BUCKETS,
         nouns=_NOUNS,
         gradient=gradient,
+        selector=_DIM,
     )
 
 
@@ -149,7 +157,7 @@ SOFTMAX = _forward(
     "softmax",
     """Return the softmax of each row: ``y = exp(v - max(v)) / sum(exp(v - max(v)))`` with ``v = scale * x``.
 
-Over the last dimension. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
+Over `dim`. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
 or a mask of floats is added, else differences of x are scaled. What does not take part has v = -inf: y is 0 there.
 A row of which nothing takes part becomes zeros. What a mask or a causal mode excludes is 0 even in a row that is
 NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 13 kernels
@@ -256,6 +264,7 @@ def _backward(name: str, summary: str, dsink: str) -> Declaration:
         example=EXAMPLES[name],
         buckets=BUCKETS,
         nouns=_NOUNS,
+        selector=replace(_DIM, doc="As the forward call takes it."),
     )
 
 
