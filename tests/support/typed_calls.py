@@ -91,6 +91,7 @@ def wrong(x: Exporter, many: list[float]) -> None:
     t.rms_norm(x, many)  # type: ignore[call-overload]  # pyright: ignore
     t.softmax(x, causal="last")  # type: ignore[call-overload]  # pyright: ignore
     t.softmax(x, dim="last")  # type: ignore[call-overload]  # pyright: ignore
+    t.rms_norm(x, normalized_shape=1.5)  # type: ignore[call-overload]  # pyright: ignore
     t.gelu(x, approximate="none")  # type: ignore[arg-type]  # pyright: ignore
     y, rstd = t.rms_norm(x)  # type: ignore[misc]  # pyright: ignore
     t.rms_norm(x, return_mean=True)  # type: ignore[call-overload]  # pyright: ignore

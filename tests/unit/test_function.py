@@ -54,62 +54,62 @@ SIGNATURES = {
     ),
     "silu_and_mul_backward": "dy, x, up=None, *, out=None, out_dtype=None, return_dup=None, stream=None",
     "rms_norm": (
-        "x, weight=None, eps=1e-06, *, bias=None, weight_offset=0.0, out=None, out_dtype=None, "
-        "round_before_weight=False, return_rstd=False, scale=None, amax=None, scale_inv=None, "
+        "x, weight=None, eps=1e-06, *, normalized_shape=None, bias=None, weight_offset=0.0, out=None, "
+        "out_dtype=None, round_before_weight=False, return_rstd=False, scale=None, amax=None, scale_inv=None, "
         "row_scaling=False, sm_margin=0, stream=None"
     ),
     "layer_norm": (
-        "x, weight=None, bias=None, eps=1e-05, *, weight_offset=0.0, out=None, out_dtype=None, "
-        "return_mean=False, return_rstd=False, scale=None, amax=None, scale_inv=None, row_scaling=False, "
-        "sm_margin=0, stream=None"
+        "x, weight=None, bias=None, eps=1e-05, *, normalized_shape=None, weight_offset=0.0, out=None, "
+        "out_dtype=None, return_mean=False, return_rstd=False, scale=None, amax=None, scale_inv=None, "
+        "row_scaling=False, sm_margin=0, stream=None"
     ),
     "add_rms_norm": (
-        "x, residual, weight=None, eps=1e-06, *, bias=None, weight_offset=0.0, out=None, residual_out=None, "
-        "out_dtype=None, residual_dtype=None, round_before_weight=False, return_rstd=False, scale=None, "
-        "amax=None, scale_inv=None, row_scaling=False, sm_margin=0, stream=None"
+        "x, residual, weight=None, eps=1e-06, *, normalized_shape=None, bias=None, weight_offset=0.0, out=None, "
+        "residual_out=None, out_dtype=None, residual_dtype=None, round_before_weight=False, return_rstd=False, "
+        "scale=None, amax=None, scale_inv=None, row_scaling=False, sm_margin=0, stream=None"
     ),
     "add_layer_norm": (
-        "x, residual, weight=None, bias=None, eps=1e-05, *, weight_offset=0.0, out=None, residual_out=None, "
-        "out_dtype=None, residual_dtype=None, return_mean=False, return_rstd=False, scale=None, amax=None, "
-        "scale_inv=None, row_scaling=False, sm_margin=0, stream=None"
+        "x, residual, weight=None, bias=None, eps=1e-05, *, normalized_shape=None, weight_offset=0.0, out=None, "
+        "residual_out=None, out_dtype=None, residual_dtype=None, return_mean=False, return_rstd=False, scale=None, "
+        "amax=None, scale_inv=None, row_scaling=False, sm_margin=0, stream=None"
     ),
     "rms_norm_add": (
-        "x, residual, weight=None, eps=1e-06, *, bias=None, weight_offset=0.0, out=None, out_dtype=None, "
-        "return_rstd=False, sm_margin=0, stream=None"
+        "x, residual, weight=None, eps=1e-06, *, normalized_shape=None, bias=None, weight_offset=0.0, out=None, "
+        "out_dtype=None, return_rstd=False, sm_margin=0, stream=None"
     ),
     "layer_norm_add": (
-        "x, residual, weight=None, bias=None, eps=1e-05, *, weight_offset=0.0, out=None, out_dtype=None, "
-        "return_mean=False, return_rstd=False, sm_margin=0, stream=None"
+        "x, residual, weight=None, bias=None, eps=1e-05, *, normalized_shape=None, weight_offset=0.0, out=None, "
+        "out_dtype=None, return_mean=False, return_rstd=False, sm_margin=0, stream=None"
     ),
     "rms_norm_backward": (
-        "dy, x, weight=None, eps=1e-06, *, rstd=None, dresidual=None, weight_offset=0.0, out=None, "
-        "out_dtype=None, return_dx=True, return_dweight=None, return_dbias=False, dweight_dtype=None, "
+        "dy, x, weight=None, eps=1e-06, *, normalized_shape=None, rstd=None, dresidual=None, weight_offset=0.0, "
+        "out=None, out_dtype=None, return_dx=True, return_dweight=None, return_dbias=False, dweight_dtype=None, "
         "sm_margin=0, stream=None"
     ),
     "layer_norm_backward": (
-        "dy, x, weight=None, eps=1e-05, *, mean=None, rstd=None, dresidual=None, weight_offset=0.0, out=None, "
-        "out_dtype=None, return_dx=True, return_dweight=None, return_dbias=None, dweight_dtype=None, "
-        "sm_margin=0, stream=None"
+        "dy, x, weight=None, eps=1e-05, *, normalized_shape=None, mean=None, rstd=None, dresidual=None, "
+        "weight_offset=0.0, out=None, out_dtype=None, return_dx=True, return_dweight=None, return_dbias=None, "
+        "dweight_dtype=None, sm_margin=0, stream=None"
     ),
     "add_rms_norm_backward": (
-        "dy, ds, s, weight=None, eps=1e-06, *, rstd=None, weight_offset=0.0, out=None, out_dtype=None, "
-        "return_dx=True, return_dweight=None, return_dbias=False, dweight_dtype=None, sm_margin=0, "
+        "dy, ds, s, weight=None, eps=1e-06, *, normalized_shape=None, rstd=None, weight_offset=0.0, out=None, "
+        "out_dtype=None, return_dx=True, return_dweight=None, return_dbias=False, dweight_dtype=None, sm_margin=0, "
         "stream=None"
     ),
     "add_layer_norm_backward": (
-        "dy, ds, s, weight=None, eps=1e-05, *, mean=None, rstd=None, weight_offset=0.0, out=None, "
-        "out_dtype=None, return_dx=True, return_dweight=None, return_dbias=None, dweight_dtype=None, "
+        "dy, ds, s, weight=None, eps=1e-05, *, normalized_shape=None, mean=None, rstd=None, weight_offset=0.0, "
+        "out=None, out_dtype=None, return_dx=True, return_dweight=None, return_dbias=None, dweight_dtype=None, "
         "sm_margin=0, stream=None"
     ),
     "rms_norm_add_backward": (
-        "dy, x, weight=None, eps=1e-06, *, rstd=None, dresidual=None, weight_offset=0.0, out=None, "
-        "out_dtype=None, return_dx=True, return_dweight=None, return_dbias=False, dweight_dtype=None, "
+        "dy, x, weight=None, eps=1e-06, *, normalized_shape=None, rstd=None, dresidual=None, weight_offset=0.0, "
+        "out=None, out_dtype=None, return_dx=True, return_dweight=None, return_dbias=False, dweight_dtype=None, "
         "sm_margin=0, stream=None"
     ),
     "layer_norm_add_backward": (
-        "dy, x, weight=None, eps=1e-05, *, mean=None, rstd=None, dresidual=None, weight_offset=0.0, out=None, "
-        "out_dtype=None, return_dx=True, return_dweight=None, return_dbias=None, dweight_dtype=None, "
-        "sm_margin=0, stream=None"
+        "dy, x, weight=None, eps=1e-05, *, normalized_shape=None, mean=None, rstd=None, dresidual=None, "
+        "weight_offset=0.0, out=None, out_dtype=None, return_dx=True, return_dweight=None, return_dbias=None, "
+        "dweight_dtype=None, sm_margin=0, stream=None"
     ),
     "softmax": (
         "x, *, dim=-1, scale=1.0, mask=None, mask_keeps=False, causal=None, window=None, sink=None, out=None, "

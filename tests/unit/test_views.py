@@ -12,6 +12,10 @@ import pytest
 
 from transformer_rtc import (
     SimulatedDevice,
+    add_rms_norm,
+    layer_norm,
+    rms_norm,
+    rms_norm_backward,
     softmax,
     softmax_backward,
     using,
@@ -99,6 +103,25 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: softmax(X, dim=1, scale="1"), "softmax: scale must be a real number; it is of type str$"),
     (lambda: softmax(X, dim=1, return_lse=2), "softmax: return_lse must be True or False; it is 2$"),
     (lambda: softmax(ones(1, 2, 0, 3), dim=-2), "softmax: x must have 1 to .* it has 0 "),
+    (lambda: rms_norm(by_columns(2, 3, 4), normalized_shape=(3, 4)),
+     r"rms_norm: normalized_shape=\(3, 4\): these dimensions of x must lie in memory as one; its strides are "
+     r"\(48, 4, 12\): pass ascontiguousarray\(x\)$"),
+    (lambda: rms_norm(ones(2, 3, 8)[..., ::2], normalized_shape=(3, 4)), "rms_norm: .* must lie in memory as one; "),
+    (lambda: rms_norm(ones(2, 3, 8)[..., :4], normalized_shape=(3, 4)), "rms_norm: .* must lie in memory as one; "),
+    (lambda: rms_norm(ones(2, 3, 4), ones(12), normalized_shape=(3, 4)),
+     r"rms_norm: normalized_shape=\(3, 4\): weight must have this shape; it has \(12,\)$"),
+    (lambda: rms_norm(ones(2, 3, 4), ones(4, 3).T, normalized_shape=(3, 4)), "rms_norm: .* of weight must lie"),
+    (lambda: layer_norm(ones(2, 3, 4), ones(3, 4), ones(4), normalized_shape=[3, 4]),
+     r"layer_norm: normalized_shape=\[3, 4\]: bias must have this shape; it has \(4,\)$"),
+    (lambda: rms_norm(ones(2, 3, 4), ones(3, 4), normalized_shape=4),
+     r"rms_norm: normalized_shape=4: weight must have this shape; it has \(3, 4\)$"),
+    (lambda: add_rms_norm(ones(2, 3, 4), ones(2, 12), normalized_shape=(3, 4)),
+     r"add_rms_norm: .*: residual must have the shape of x, \(2, 3, 4\); it has \(2, 12\)$"),
+    (lambda: rms_norm(ones(2, 3, 4), normalized_shape=(3, 4), out=by_columns(2, 3, 4)),
+     "rms_norm: .*: these dimensions of out must lie in memory as one; .*: leave it out, or pass a contiguous one$"),
+    (lambda: rms_norm_backward(ones(2, 3, 4), ones(2, 3, 4), rstd=ones(2, 3), normalized_shape=(3, 4)),
+     r"rms_norm_backward: rstd must have the shape \(2,\).* it has \(2, 3\) \(normalized_shape=\(3, 4\): arrays "),
+    (lambda: rms_norm(ones(2, 3, 4), eps=-1, normalized_shape=(3, 4)), "rms_norm: eps must not be negative; it is -1$"),
 ]  # fmt: skip
 
 
@@ -135,11 +158,22 @@ def test_a_call_that_selects_nothing_is_the_native_one(monkeypatch):
         softmax(ones(2, 4), dim=1)
 
 
+def test_one_dimension_by_its_shape_is_the_last_one():
+    x, weight = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32), ones(4)
+    with using(SimulatedDevice(static=True)):
+        for shape in (4, (4,), [4], np.int64(4)):
+            assert (rms_norm(x, weight, normalized_shape=shape) == rms_norm(x, weight)).all()
+        per_head = rms_norm(x, ones(3, 4) * 2)  # a weight for each head, where no shape is given
+        assert (per_head == 2 * rms_norm(x)).all()
+
+
 def test_an_array_that_tells_no_strides_is_viewed_where_it_has_no_gaps():
     x = np.random.default_rng(1).standard_normal((2, 12)).astype(np.float32)
     with using(SimulatedDevice(static=True)):
         y, lse = softmax(WithoutStrides(x[..., None]), dim=1, return_lse=True)
-        assert (y.shape, lse.shape) == ((2, 12, 1), (2, 1)) and (y[..., 0] == softmax(x)).all()
+        normal = rms_norm(WithoutStrides(x.reshape(2, 3, 4)), WithoutStrides(ones(3, 4)), normalized_shape=(3, 4))
+        assert (y.shape, lse.shape, normal.shape) == ((2, 12, 1), (2, 1), (2, 3, 4))
+        assert (y[..., 0] == softmax(x)).all() and (normal.reshape(2, 12) == rms_norm(x)).all()
 
 
 def test_what_is_viewed_is_read_from_the_declaration():

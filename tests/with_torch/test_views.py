@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax along any dimension, of tensors: gradients, traces and transforms of the views."""
+"""Softmax along any dimension and norms over several, of tensors: gradients, traces and transforms of the views."""
 
 from __future__ import annotations
 
 import pytest
 
 import transformer_rtc
-from transformer_rtc import SimulatedDevice, log_softmax, softmax, softmax_backward, using
+from transformer_rtc import SimulatedDevice, layer_norm, log_softmax, rms_norm, softmax, softmax_backward, using
 from transformer_rtc.declaration import declarations
 from transformer_rtc.errors import ArgumentError
 
@@ -15,6 +15,7 @@ F = torch.nn.functional
 
 SHAPE = (2, 5, 3, 7)
 FORWARD = [name for name, declaration in declarations().items() if declaration.gradient]
+NORMS = [name for name in FORWARD if "norm" in name]
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,42 @@ def test_a_masks_gradient_has_the_masks_shape():
     assert all(torch.equal(one, other) for one, other in zip(direct, found, strict=True))
 
 
+def in_float64(name: str, given: dict, count: int):
+    """Return what a norm computes by torch, of tensors of float64 that are leaves of their own."""
+    given = {key: one.detach().double().requires_grad_() for key, one in given.items()}
+    x, shape = given["x"], given["x"].shape[-count:]
+    x = x + given["residual"] if name.startswith("add_") else x
+    if "layer" in name:
+        y = F.layer_norm(x, shape, given["weight"], given["bias"])
+    else:
+        y = F.rms_norm(x, shape, given["weight"], 1e-6) + given["bias"]
+    return given, (y, x) if name.startswith("add_") else (y + given["residual"] if name.endswith("_add") else y,)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [((3, 4, 10), 2), ((2, 3, 2, 1, 9), 3), ((6, 5), 2), ((3, 4, 10), 1)], ids=str
+)
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_over_several_dimensions_and_their_gradients_are_torchs(name, shape, count):
+    given = {"x": leaf(*shape), "weight": leaf(*shape[-count:]), "bias": leaf(*shape[-count:])}
+    if "add" in name:
+        given["residual"] = leaf(*shape)
+    wide, expected = in_float64(name, given, count)
+    found = getattr(transformer_rtc, name)(**given, normalized_shape=torch.Size(shape[-count:]))
+    found = found if isinstance(found, tuple) else (found,)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+    dys = [torch.randn_like(one) for one in found]
+    gradients = torch.autograd.grad(found, tuple(given.values()), dys)
+    exact = torch.autograd.grad(expected, tuple(wide.values()), [one.double() for one in dys])
+    for one, other in zip(gradients, exact, strict=True):
+        close(one, other, 1e-4)
+
+
 def test_statistics_have_no_gradient_and_the_leading_dimensions():
+    x = leaf(3, 2, 4, 6)
+    y, mean, rstd = layer_norm(x, normalized_shape=(4, 6), return_mean=True, return_rstd=True)
+    assert mean.shape == rstd.shape == (3, 2) and not mean.requires_grad and y.requires_grad
     y, lse = softmax(along(0), dim=0, return_lse=True)
     assert lse.shape == SHAPE[1:] and not lse.requires_grad and y.requires_grad
 
@@ -89,6 +125,10 @@ def test_a_second_gradient_is_refused_as_without_views():
     (dx,) = torch.autograd.grad(softmax(x, dim=1).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="softmax has no second derivative"):
         dx.sum().backward()
+    x = leaf(3, 4, 5)
+    (dx,) = torch.autograd.grad(rms_norm(x, normalized_shape=(4, 5)).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="rms_norm has no second derivative"):
+        dx.sum().backward()
 
 
 def test_an_output_of_the_caller_is_written_and_returned():
@@ -96,6 +136,9 @@ def test_an_output_of_the_caller_is_written_and_returned():
     out = torch.zeros(2, 3, 7, 8)[..., :5].movedim(-1, 1)
     version = out._version
     assert softmax(x, dim=1, out=out) is out and torch.equal(out, softmax(x, dim=1)) and out._version > version
+    rows, total = torch.randn(3, 4, 5), torch.zeros(3, 4, 5)
+    assert rms_norm(rows, normalized_shape=(4, 5), out=total) is total
+    assert torch.equal(total.flatten(1), rms_norm(rows.flatten(1)))
     with pytest.raises(ArgumentError, match=r"^softmax: out .*requires grad|^softmax: .*in place"):
         softmax(along(1), dim=1, out=out)
 
@@ -120,8 +163,26 @@ def test_what_no_view_of_a_tensor_gives_is_refused(call, message):
 
 def test_the_way_that_a_message_tells_is_right():
     x = leaf(2, 3, 4)
+    with pytest.raises(ArgumentError, match=r"pass x\.contiguous\(\)$"):
+        layer_norm(x.transpose(1, 2), normalized_shape=(4, 3))
+    y = layer_norm(x.transpose(1, 2).contiguous(), normalized_shape=(4, 3))
+    close(y, F.layer_norm(x.transpose(1, 2).double(), (4, 3)))
     y = softmax(x.movedim(1, -1).contiguous()).movedim(-1, 1)
     close(y, torch.softmax(x.double(), 1))
+
+
+def test_patch_swaps_norms_over_several_dimensions():
+    model = torch.nn.Sequential(torch.nn.LayerNorm((3, 7)), torch.nn.RMSNorm((3, 7), eps=1e-5))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    state, x = model.state_dict(), torch.randn(SHAPE)
+    expected = model.double()(x.double())
+    assert len(transformer_rtc.torch.patch(model.float()).swapped) == 2
+    close(model(x), expected)
+    close(model(x.transpose(0, 1)), expected.transpose(0, 1))  # of other strides, and
+    close(model(x.movedim(-1, 0).contiguous().movedim(0, -1)), expected)  # copied where no view gives rows
+    torch.nn.Sequential(torch.nn.LayerNorm((3, 7)), torch.nn.RMSNorm((3, 7))).load_state_dict(state)
 
 
 # ---- Traces and transforms -------------------------------------------------------------------------------------------
@@ -138,6 +199,9 @@ def results(call, *leaves):
 CALLS = {
     "softmax": (lambda x: softmax(x * 2, dim=1), lambda: (along(1),)),
     "a mask": (lambda x, m: softmax(x, dim=-3, mask=m, return_lse=True), lambda: (along(1), along(1))),
+    "several": (lambda x, w: rms_norm(x, w, normalized_shape=(3, 7), return_rstd=True),
+                lambda: (leaf(*SHAPE), leaf(3, 7))),
+    "a shape of x": (lambda x: layer_norm(x, normalized_shape=x.shape[-2:]), lambda: (leaf(*SHAPE),)),
     "the last one": (lambda x: softmax(x, dim=3), lambda: (leaf(*SHAPE),)),
 }  # fmt: skip
 
@@ -167,3 +231,17 @@ def test_a_batch_is_one_call_or_many_and_is_right():
     x = along(1).detach()
     assert torch.equal(torch.vmap(lambda one: softmax(one, dim=0))(x), softmax(x, dim=1))
     assert torch.equal(torch.vmap(lambda one: softmax(one, dim=1), in_dims=2, out_dims=2)(x), softmax(x, dim=1))
+    rows, weight = torch.randn(SHAPE), torch.randn(3, 7)
+    expected = rms_norm(rows, weight, normalized_shape=(3, 7))
+    for dim in (0, 1):
+        found = torch.vmap(lambda one: rms_norm(one, weight, normalized_shape=(3, 7)), dim, dim)(rows)
+        assert torch.equal(found, expected)
+    # A gradient for each example, of the weight, too.
+    leaves = torch.randn(4, 3, 7), torch.randn(3, 7)
+    loss = lambda one, w: rms_norm(one, w, normalized_shape=(3, 7)).square().sum()  # noqa: E731
+    found = torch.vmap(torch.func.grad(loss, (0, 1)), (0, None))(*leaves)
+    for number in range(4):
+        wide = [one.double().requires_grad_() for one in (leaves[0][number], leaves[1])]
+        exact = torch.autograd.grad(F.rms_norm(wide[0], (3, 7), wide[1], 1e-6).square().sum(), wide)
+        for one, other in zip(found, exact, strict=True):
+            close(one[number], other, 1e-4)

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...operator import register
+from ...views import viewed
 from . import declarations
 
 __all__ = [
@@ -37,6 +39,18 @@ _add_rms_norm_backward = register(declarations.ADD_RMS_NORM_BACKWARD)
 _add_layer_norm_backward = register(declarations.ADD_LAYER_NORM_BACKWARD)
 _rms_norm_add_backward = register(declarations.RMS_NORM_ADD_BACKWARD)
 _layer_norm_add_backward = register(declarations.LAYER_NORM_ADD_BACKWARD)
+_rms_norm_viewed = viewed(declarations.RMS_NORM, _rms_norm)
+_layer_norm_viewed = viewed(declarations.LAYER_NORM, _layer_norm)
+_add_rms_norm_viewed = viewed(declarations.ADD_RMS_NORM, _add_rms_norm)
+_add_layer_norm_viewed = viewed(declarations.ADD_LAYER_NORM, _add_layer_norm)
+_rms_norm_add_viewed = viewed(declarations.RMS_NORM_ADD, _rms_norm_add)
+_layer_norm_add_viewed = viewed(declarations.LAYER_NORM_ADD, _layer_norm_add)
+_rms_norm_backward_viewed = viewed(declarations.RMS_NORM_BACKWARD, _rms_norm_backward)
+_layer_norm_backward_viewed = viewed(declarations.LAYER_NORM_BACKWARD, _layer_norm_backward)
+_add_rms_norm_backward_viewed = viewed(declarations.ADD_RMS_NORM_BACKWARD, _add_rms_norm_backward)
+_add_layer_norm_backward_viewed = viewed(declarations.ADD_LAYER_NORM_BACKWARD, _add_layer_norm_backward)
+_rms_norm_add_backward_viewed = viewed(declarations.RMS_NORM_ADD_BACKWARD, _rms_norm_add_backward)
+_layer_norm_add_backward_viewed = viewed(declarations.LAYER_NORM_ADD_BACKWARD, _layer_norm_add_backward)
 
 
 def rms_norm(
@@ -44,6 +58,7 @@ def rms_norm(
     weight: Any = None,
     eps: float = 1e-06,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     bias: Any = None,
     weight_offset: float = 0.0,
     out: Any = None,
@@ -79,6 +94,10 @@ def rms_norm(
         `weight_offset`.
     eps : float
         Added to the mean of squares; not negative.
+    normalized_shape : int or sequence of int, optional
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
+        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
+        shape, and mean and rstd have the other dimensions. None: the last dimension.
     bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         Of the weight's shape. None: 0.
     weight_offset : float
@@ -145,6 +164,25 @@ def rms_norm(
     >>> rms_norm(x, weight, eps=0.0, return_rstd=True)
     (array([[2. , 0.5, 0.5, 0.5, 5. ]], dtype=float32), array([0.5], dtype=float32))
     """
+    if normalized_shape is not None:
+        return _rms_norm_viewed(
+            normalized_shape,
+            x,
+            weight,
+            bias,
+            eps,
+            weight_offset,
+            out,
+            out_dtype,
+            round_before_weight,
+            return_rstd,
+            scale,
+            amax,
+            scale_inv,
+            row_scaling,
+            sm_margin,
+            stream,
+        )
     return _rms_norm(
         x,
         weight,
@@ -170,6 +208,7 @@ def layer_norm(
     bias: Any = None,
     eps: float = 1e-05,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     weight_offset: float = 0.0,
     out: Any = None,
     out_dtype: Any = None,
@@ -206,6 +245,10 @@ def layer_norm(
         Of the weight's shape. None: 0.
     eps : float
         Added to the variance; not negative.
+    normalized_shape : int or sequence of int, optional
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
+        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
+        shape, and mean and rstd have the other dimensions. None: the last dimension.
     weight_offset : float
         Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
     out : array [..., hidden], optional
@@ -272,6 +315,25 @@ def layer_norm(
     >>> mean, rstd
     (array([2.], dtype=float32), array([0.5], dtype=float32))
     """
+    if normalized_shape is not None:
+        return _layer_norm_viewed(
+            normalized_shape,
+            x,
+            weight,
+            bias,
+            eps,
+            weight_offset,
+            out,
+            out_dtype,
+            return_mean,
+            return_rstd,
+            scale,
+            amax,
+            scale_inv,
+            row_scaling,
+            sm_margin,
+            stream,
+        )
     return _layer_norm(
         x,
         weight,
@@ -297,6 +359,7 @@ def add_rms_norm(
     weight: Any = None,
     eps: float = 1e-06,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     bias: Any = None,
     weight_offset: float = 0.0,
     out: Any = None,
@@ -331,6 +394,10 @@ def add_rms_norm(
         `weight_offset`.
     eps : float
         Added to the mean of squares; not negative.
+    normalized_shape : int or sequence of int, optional
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
+        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
+        shape, and mean and rstd have the other dimensions. None: the last dimension.
     bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         Of the weight's shape. None: 0.
     weight_offset : float
@@ -408,6 +475,28 @@ def add_rms_norm(
     >>> y
     array([[2. , 0.5, 0.5, 0.5, 0.5]], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _add_rms_norm_viewed(
+            normalized_shape,
+            x,
+            residual,
+            weight,
+            bias,
+            eps,
+            weight_offset,
+            out,
+            residual_out,
+            out_dtype,
+            residual_dtype,
+            round_before_weight,
+            return_rstd,
+            scale,
+            amax,
+            scale_inv,
+            row_scaling,
+            sm_margin,
+            stream,
+        )
     return _add_rms_norm(
         x,
         residual,
@@ -437,6 +526,7 @@ def add_layer_norm(
     bias: Any = None,
     eps: float = 1e-05,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     weight_offset: float = 0.0,
     out: Any = None,
     residual_out: Any = None,
@@ -470,6 +560,10 @@ def add_layer_norm(
         Of the weight's shape. None: 0.
     eps : float
         Added to the variance; not negative.
+    normalized_shape : int or sequence of int, optional
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
+        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
+        shape, and mean and rstd have the other dimensions. None: the last dimension.
     weight_offset : float
         Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
     out : array [..., hidden], optional
@@ -544,6 +638,28 @@ def add_layer_norm(
     >>> y
     array([[ 2. , -0.5, -0.5, -0.5, -0.5]], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _add_layer_norm_viewed(
+            normalized_shape,
+            x,
+            residual,
+            weight,
+            bias,
+            eps,
+            weight_offset,
+            out,
+            residual_out,
+            out_dtype,
+            residual_dtype,
+            return_mean,
+            return_rstd,
+            scale,
+            amax,
+            scale_inv,
+            row_scaling,
+            sm_margin,
+            stream,
+        )
     return _add_layer_norm(
         x,
         residual,
@@ -572,6 +688,7 @@ def rms_norm_add(
     weight: Any = None,
     eps: float = 1e-06,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     bias: Any = None,
     weight_offset: float = 0.0,
     out: Any = None,
@@ -598,6 +715,10 @@ def rms_norm_add(
         `weight_offset`.
     eps : float
         Added to the mean of squares; not negative.
+    normalized_shape : int or sequence of int, optional
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
+        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
+        shape, and mean and rstd have the other dimensions. None: the last dimension.
     bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         Of the weight's shape. None: 0.
     weight_offset : float
@@ -645,6 +766,21 @@ def rms_norm_add(
     >>> rms_norm_add(x, residual, eps=0.0)  # the mean of x's squares is 4
     array([[12. , 10.5, 10.5, 10.5, 10.5]], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _rms_norm_add_viewed(
+            normalized_shape,
+            x,
+            residual,
+            weight,
+            bias,
+            eps,
+            weight_offset,
+            out,
+            out_dtype,
+            return_rstd,
+            sm_margin,
+            stream,
+        )
     return _rms_norm_add(x, residual, weight, bias, eps, weight_offset, out, out_dtype, return_rstd, sm_margin, stream)
 
 
@@ -655,6 +791,7 @@ def layer_norm_add(
     bias: Any = None,
     eps: float = 1e-05,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     weight_offset: float = 0.0,
     out: Any = None,
     out_dtype: Any = None,
@@ -682,6 +819,10 @@ def layer_norm_add(
         Of the weight's shape. None: 0.
     eps : float
         Added to the variance; not negative.
+    normalized_shape : int or sequence of int, optional
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
+        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
+        shape, and mean and rstd have the other dimensions. None: the last dimension.
     weight_offset : float
         Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
     out : array [..., hidden], optional
@@ -731,6 +872,22 @@ def layer_norm_add(
     >>> layer_norm_add(x, residual, eps=0.0)  # x's mean is 2, and its variance 4
     array([[12. ,  9.5,  9.5,  9.5,  9.5]], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _layer_norm_add_viewed(
+            normalized_shape,
+            x,
+            residual,
+            weight,
+            bias,
+            eps,
+            weight_offset,
+            out,
+            out_dtype,
+            return_mean,
+            return_rstd,
+            sm_margin,
+            stream,
+        )
     return _layer_norm_add(
         x,
         residual,
@@ -753,6 +910,7 @@ def rms_norm_backward(
     weight: Any = None,
     eps: float = 1e-06,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     rstd: Any = None,
     dresidual: Any = None,
     weight_offset: float = 0.0,
@@ -789,6 +947,8 @@ def rms_norm_backward(
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         The forward call's.
     eps : float
+        The forward call's.
+    normalized_shape : int or sequence of int, optional
         The forward call's.
     rstd : array [...], float32, optional
         The forward call's; it may have a last dimension of 1 beside. None: computed again from x and eps, in the
@@ -851,6 +1011,25 @@ def rms_norm_backward(
     >>> dweight
     array([0. , 2.5, 0. , 0. , 0. ], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _rms_norm_backward_viewed(
+            normalized_shape,
+            dy,
+            x,
+            weight,
+            eps,
+            rstd,
+            dresidual,
+            weight_offset,
+            out,
+            out_dtype,
+            return_dx,
+            return_dweight,
+            return_dbias,
+            dweight_dtype,
+            sm_margin,
+            stream,
+        )
     return _rms_norm_backward(
         dy,
         x,
@@ -876,6 +1055,7 @@ def layer_norm_backward(
     weight: Any = None,
     eps: float = 1e-05,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     mean: Any = None,
     rstd: Any = None,
     dresidual: Any = None,
@@ -908,6 +1088,8 @@ def layer_norm_backward(
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         The forward call's.
     eps : float
+        The forward call's.
+    normalized_shape : int or sequence of int, optional
         The forward call's.
     mean : array [...], float32, optional
         The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
@@ -975,6 +1157,26 @@ def layer_norm_backward(
     >>> dbias
     array([0., 5., 0., 0., 0.], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _layer_norm_backward_viewed(
+            normalized_shape,
+            dy,
+            x,
+            weight,
+            eps,
+            mean,
+            rstd,
+            dresidual,
+            weight_offset,
+            out,
+            out_dtype,
+            return_dx,
+            return_dweight,
+            return_dbias,
+            dweight_dtype,
+            sm_margin,
+            stream,
+        )
     return _layer_norm_backward(
         dy,
         x,
@@ -1002,6 +1204,7 @@ def add_rms_norm_backward(
     weight: Any = None,
     eps: float = 1e-06,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     rstd: Any = None,
     weight_offset: float = 0.0,
     out: Any = None,
@@ -1029,6 +1232,8 @@ def add_rms_norm_backward(
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         The forward call's.
     eps : float
+        The forward call's.
+    normalized_shape : int or sequence of int, optional
         The forward call's.
     rstd : array [...], float32, optional
         The forward call's; it may have a last dimension of 1 beside. None: computed again from x and eps, in the
@@ -1088,6 +1293,25 @@ def add_rms_norm_backward(
     >>> dweight
     array([0. , 2.5, 0. , 0. , 0. ], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _add_rms_norm_backward_viewed(
+            normalized_shape,
+            dy,
+            s,
+            weight,
+            eps,
+            rstd,
+            ds,
+            weight_offset,
+            out,
+            out_dtype,
+            return_dx,
+            return_dweight,
+            return_dbias,
+            dweight_dtype,
+            sm_margin,
+            stream,
+        )
     return _add_rms_norm_backward(
         dy,
         s,
@@ -1114,6 +1338,7 @@ def add_layer_norm_backward(
     weight: Any = None,
     eps: float = 1e-05,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     mean: Any = None,
     rstd: Any = None,
     weight_offset: float = 0.0,
@@ -1142,6 +1367,8 @@ def add_layer_norm_backward(
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         The forward call's.
     eps : float
+        The forward call's.
+    normalized_shape : int or sequence of int, optional
         The forward call's.
     mean : array [...], float32, optional
         The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
@@ -1206,6 +1433,26 @@ def add_layer_norm_backward(
     >>> dbias
     array([0., 5., 0., 0., 0.], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _add_layer_norm_backward_viewed(
+            normalized_shape,
+            dy,
+            s,
+            weight,
+            eps,
+            mean,
+            rstd,
+            ds,
+            weight_offset,
+            out,
+            out_dtype,
+            return_dx,
+            return_dweight,
+            return_dbias,
+            dweight_dtype,
+            sm_margin,
+            stream,
+        )
     return _add_layer_norm_backward(
         dy,
         s,
@@ -1232,6 +1479,7 @@ def rms_norm_add_backward(
     weight: Any = None,
     eps: float = 1e-06,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     rstd: Any = None,
     dresidual: Any = None,
     weight_offset: float = 0.0,
@@ -1257,6 +1505,8 @@ def rms_norm_add_backward(
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         The forward call's.
     eps : float
+        The forward call's.
+    normalized_shape : int or sequence of int, optional
         The forward call's.
     rstd : array [...], float32, optional
         The forward call's; it may have a last dimension of 1 beside. None: computed again from x and eps, in the
@@ -1320,6 +1570,25 @@ def rms_norm_add_backward(
     >>> dweight
     array([0. , 2.5, 0. , 0. , 0. ], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _rms_norm_add_backward_viewed(
+            normalized_shape,
+            dy,
+            x,
+            weight,
+            eps,
+            rstd,
+            dresidual,
+            weight_offset,
+            out,
+            out_dtype,
+            return_dx,
+            return_dweight,
+            return_dbias,
+            dweight_dtype,
+            sm_margin,
+            stream,
+        )
     return _rms_norm_add_backward(
         dy,
         x,
@@ -1345,6 +1614,7 @@ def layer_norm_add_backward(
     weight: Any = None,
     eps: float = 1e-05,
     *,
+    normalized_shape: int | Sequence[int] | None = None,
     mean: Any = None,
     rstd: Any = None,
     dresidual: Any = None,
@@ -1371,6 +1641,8 @@ def layer_norm_add_backward(
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         The forward call's.
     eps : float
+        The forward call's.
+    normalized_shape : int or sequence of int, optional
         The forward call's.
     mean : array [...], float32, optional
         The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
@@ -1439,6 +1711,26 @@ def layer_norm_add_backward(
     >>> dbias
     array([0., 5., 0., 0., 0.], dtype=float32)
     """
+    if normalized_shape is not None:
+        return _layer_norm_add_backward_viewed(
+            normalized_shape,
+            dy,
+            x,
+            weight,
+            eps,
+            mean,
+            rstd,
+            dresidual,
+            weight_offset,
+            out,
+            out_dtype,
+            return_dx,
+            return_dweight,
+            return_dbias,
+            dweight_dtype,
+            sm_margin,
+            stream,
+        )
     return _layer_norm_add_backward(
         dy,
         x,

@@ -5,7 +5,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...arguments import Argument, Flag, Input, Margin, Output, OutputDType, OutputWanted, Real, Result, Stream
+from ...arguments import (
+    Argument,
+    Flag,
+    Input,
+    Margin,
+    Output,
+    OutputDType,
+    OutputWanted,
+    Real,
+    Result,
+    RowShape,
+    Stream,
+)
 from ...declaration import Declaration, Gradient
 from ...spec import FLOAT32
 from ..scaling import FLOATS, QUANTIZED, ROW_SCALE, scales
@@ -63,6 +75,12 @@ _WEIGHT_OFFSET = Real(
     "weight_offset",
     0.0,
     doc="Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.",
+)
+_NORMALIZED_SHAPE = RowShape(
+    "normalized_shape",
+    doc="""The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
+    where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this shape, and
+    mean and rstd have the other dimensions. None: the last dimension.""",
 )
 _MEAN = Result("mean", "...", (FLOAT32,), doc="Whether to return the mean as well.")
 _RSTD = Result("rstd", "...", (FLOAT32,), doc="Whether to return rstd as well.")
@@ -183,6 +201,7 @@ def _forward(name: str, summary: str) -> Declaration:
         example=EXAMPLES[name],
         nouns=_NOUNS,
         gradient=gradient,
+        selector=_NORMALIZED_SHAPE,
     )
 
 
@@ -325,6 +344,7 @@ def _backward(norm: str, summary: str) -> Declaration:
         summary=summary,
         example=EXAMPLES[name],
         nouns=_NOUNS,
+        selector=replace(_NORMALIZED_SHAPE, doc="The forward call's."),
     )
 
 
