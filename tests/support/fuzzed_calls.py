@@ -6,6 +6,7 @@ Each must end in an error of ours, with nothing written, or in what float64 give
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -29,6 +30,7 @@ DTYPES = {NUMPY_TYPES[dtype]: dtype for dtype in (FLOAT32, FLOAT16, BFLOAT16, FL
 COLUMNS = [1, 2, 7, 8, 16, 17, 40, 64, 65, 130, 300]
 LAYOUTS = ["dense"] * 12 + ["padded", "offset", "gap", "reversed", "broadcast", "permuted", "overlapping", "strided"]
 ROWS = ("x", "dy", "y", "s", "ds", "residual", "dresidual", "up")
+OUTPUTS = ("out", "residual_out")
 # Of each function of a family that there is a reference of.
 FAMILIES = {
     name: family
@@ -110,6 +112,7 @@ class Call:
         self.name, self.softmax = name, FAMILIES[name] == "softmax"
         self.activation = FAMILIES[name] == "activations"
         self.by_dlpack = False
+        self.rank = 0  # of arrays of rows
         self.given: dict[str, Any] = {}
         self.placed: dict[str, Placed] = {}
 
@@ -146,6 +149,7 @@ def calls(draw: st.DrawFn) -> Call:
     if "causal" in parameters and leading and draw(st.booleans()):
         leading[-1] = columns = min(columns, 17)
     shape = (*leading, columns)
+    call.rank = len(shape)
     dtype = draw(st.sampled_from(FLOATS))
     # Not both in a row: what softmax makes of -inf in a row of NaN depends on whether there is a mask. And the
     # gradients of rows that are no numbers are any of those that are none.
@@ -161,6 +165,7 @@ def calls(draw: st.DrawFn) -> Call:
     mixed = [dtype] * 4 + FLOATS
     # An activation's second factor, or twice as many columns.
     has_up = "up" not in parameters or draw(st.booleans())
+    divisors = [number for number in range(1, columns + 1) if columns % number == 0]
     shape_of_x = shape if has_up else (*leading, 2 * columns)
     for name, parameter in parameters.items():
         required = parameter.default is parameter.empty
@@ -189,7 +194,7 @@ def calls(draw: st.DrawFn) -> Call:
         elif (name == "scale" and not call.softmax) or name in ("amax", "scale_inv"):
             add(name, draw(st.sampled_from([(1,), ()])), [np.float32], ["dense", "offset"])
             call.given[name][...] = {"scale": 2.0, "amax": 0.25, "scale_inv": 0.0}[name]
-        elif name in ("out", "residual_out"):
+        elif name in OUTPUTS:
             source = call.placed[draw(st.sampled_from([other for other in call.placed if other in ROWS]))]
             where = draw(st.integers(0, 3))
             if where < 2:
@@ -206,6 +211,11 @@ def calls(draw: st.DrawFn) -> Call:
             call.given[name] = draw(st.sampled_from([chosen, chosen.name, chosen.type]))
         elif name == "causal":
             call.given[name] = draw(st.sampled_from(["aligned", "upper_triangular"]))
+        elif name == "dim":
+            call.given[name] = draw(st.integers(-len(shape), len(shape) - 1))
+        elif name == "normalized_shape":
+            first = draw(st.sampled_from(divisors))
+            call.given[name] = draw(st.sampled_from([columns, (columns,), (first, columns // first)]))
         elif name == "approximate":
             call.given[name] = "tanh"
         elif name == "window":
@@ -223,12 +233,27 @@ def calls(draw: st.DrawFn) -> Call:
             call.given[name] = draw(st.sampled_from([True, False, np.True_]))
     if draw(st.integers(0, 4)):
         _make_sensible(call, draw(st.sampled_from([NUMPY_TYPES[FLOAT8_E4M3], NUMPY_TYPES[FLOAT8_E5M2]])))
+    for name in call.placed:
+        call.given[name] = _selected(call, name, call.given[name])
     for _ in range(max(0, draw(st.integers(-4, 2)))):
         name = draw(st.sampled_from(sorted(parameters)))
         values = refused_by(call.name, name)
         call.given[name] = values[draw(st.integers(0, len(values) - 1))]
         call.placed.pop(name, None)
     return call
+
+
+def _selected(call: Call, name: str, array: np.ndarray, back: bool = False) -> np.ndarray:
+    """Return the view of an array whose last dimension is a row that the call is given, or that view seen back."""
+    dim, shape = call.given.get("dim", -1), call.given.get("normalized_shape")
+    if name in (*ROWS, *OUTPUTS, "mask", "dmask"):
+        dim -= call.rank if dim >= 0 else 0
+        array = np.moveaxis(array, *((dim, -1) if back else (-1, dim))) if array.ndim >= -dim else array
+    if isinstance(shape, tuple) and name in (*ROWS, *OUTPUTS, "weight", "bias", "dweight", "dbias"):
+        if back:
+            return array.reshape(*array.shape[: array.ndim - len(shape)], math.prod(shape))
+        return array.reshape(*array.shape[:-1], *shape)
+    return array
 
 
 def _make_sensible(call: Call, quantized: np.dtype[Any]) -> None:
@@ -242,6 +267,8 @@ def _make_sensible(call: Call, quantized: np.dtype[Any]) -> None:
 
     if ("mean" in given) != ("rstd" in given) and "layer_norm" in call.name:
         leave_out("mean", "rstd")
+    if given.get("dim", -1) % max(1, call.rank) != call.rank - 1:
+        leave_out("causal", "sink", "return_dsink")
     if "causal" not in given:
         leave_out("window")
     if not call.softmax and given.get("row_scaling"):
@@ -289,6 +316,10 @@ def run(call: Call, ended: Counter[str]) -> None:
                 place.view_of(elsewhere, shift // place.base.itemsize)[...] = False
         assert place.base[elsewhere].tobytes() == before[key][elsewhere].tobytes(), f"{call!r} wrote elsewhere"
     results = _tuple(result)
+    inputs = {
+        name: _selected(call, name, value, back=True) if isinstance(value, np.ndarray) else value
+        for name, value in inputs.items()
+    }
     expected = _REFERENCES[FAMILIES[call.name]](call, inputs)
     names = [name for name in expected if name not in ("amax", "scale_inv")]
     assert len(names) == len(results), f"{call!r} returned {len(results)} arrays"
@@ -302,6 +333,7 @@ def run(call: Call, ended: Counter[str]) -> None:
         value = expected[name]
         if name in ("amax", "scale_inv"):
             value = Expected(value.value.reshape(array.shape), value.bound.reshape(array.shape))
+        array = _selected(call, name, array, back=True)
         reference.assert_within(array, value, DTYPES[array.dtype], f"{call!r}: {name}")
 
 
