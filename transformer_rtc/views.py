@@ -162,7 +162,17 @@ def viewed(declaration: Declaration, call: Callable[..., Any]) -> Callable[..., 
 
 
 def _has_views(array: Any) -> bool:
-    return hasattr(array, "reshape") and isinstance(getattr(array, "ndim", None), int)
+    """Whether an array is of a framework whose results have views, too."""
+    if hasattr(array, "movedim") and not isinstance(array, type):  # torch, of which Dynamo traces no more than this
+        return True
+    # Imported when it is first asked: a process whose arrays are torch's never does.
+    from .arrays.detection import framework_type
+    from .arrays.protocols import Protocol
+
+    try:
+        return framework_type(array, "") is not Protocol
+    except ArgumentError:  # it is no array
+        return False
 
 
 def _strides(array: Any) -> tuple[tuple[int, ...], int]:

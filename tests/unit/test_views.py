@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -41,27 +43,32 @@ class OfNobody:
     """An array of a package that is not known, without views."""
 
     def __init__(self, array: np.ndarray) -> None:
-        self._array = array
+        self.array = array
 
     def __dlpack_device__(self) -> object:
-        return self._array.__dlpack_device__()
+        return self.array.__dlpack_device__()
 
     def __dlpack__(self, **_: object) -> object:
-        return self._array.__dlpack__()
+        return self.array.__dlpack__()
 
 
 class WithoutStrides(OfNobody):
     """An array as JAX's are: it tells no strides, and has no gaps."""
 
+    __module__ = "jaxlib.xla"
+
     def __init__(self, array: np.ndarray) -> None:
         super().__init__(np.ascontiguousarray(array))
         self.shape, self.ndim = array.shape, array.ndim
 
+    def devices(self) -> set[str]:
+        return {"the host"}
+
     def transpose(self, axes: tuple[int, ...]) -> WithoutStrides:
-        return WithoutStrides(self._array.transpose(axes))
+        return WithoutStrides(self.array.transpose(axes))
 
     def reshape(self, shape: tuple[int, ...]) -> WithoutStrides:
-        return WithoutStrides(self._array.reshape(shape))
+        return WithoutStrides(self.array.reshape(shape))
 
 
 WAY = re.escape("pass ascontiguousarray(moveaxis(x, 1, -1)), other arrays alike, and move the result back")
@@ -71,7 +78,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: softmax(ones(2, 3, 4), dim=1),
      rf"softmax: dim=1: its elements are not next to each other in x, whose strides are \(48, 16, 4\): {WAY}$"),
     (lambda: softmax(ones(2, 3, 4), dim=-2), f"softmax: dim=-2: .*: {WAY}$"),
-    (lambda: softmax(WithoutStrides(ones(2, 3, 4)), dim=1), rf"softmax: dim=1: .* are \(12, 4, 1\): {WAY}$"),
     (lambda: softmax(np.broadcast_to(ones(1), (2, 3, 4)), dim=1), r"softmax: dim=1: .* \(0, 0, 0\): "),
     (lambda: softmax(X[:, ::-1], dim=1), r"softmax: dim=1: .*, whose strides are \(48, -4, 12\): "),
     (lambda: softmax(ones(2, 3, 4, 5, 6)[:, :2, :3].transpose(2, 4, 0, 1, 3)[..., ::2], dim=1),
@@ -95,6 +101,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: softmax(X, dim=-2, sink=ones(2)), "softmax: sink needs rows in the last dimension; dim is -2$"),
     (lambda: softmax([1.0], dim=1), "softmax: x must be an array of torch, CuPy, JAX or numpy where dim is .*list$"),
     (lambda: softmax(OfNobody(X), dim=1), "softmax: x must be an array of torch, .*; it is a .*OfNobody$"),
+    (lambda: softmax(WithoutStrides(X), dim=1), "softmax: x must be an array of torch, .*; it is a jaxlib.xla.Without"),
     (lambda: softmax(np.float32, dim=1), "softmax: x must be an array of torch, "),
     (lambda: softmax(X, dim=1, mask=1.5), "softmax: mask must be an array of torch, .*; it is a builtins.float$"),
     (lambda: softmax(None, dim=0), "softmax: x must be an array; it is None$"),
@@ -167,13 +174,19 @@ def test_one_dimension_by_its_shape_is_the_last_one():
         assert (per_head == 2 * rms_norm(x)).all()
 
 
-def test_an_array_that_tells_no_strides_is_viewed_where_it_has_no_gaps():
+def test_an_array_that_tells_no_strides_is_viewed_where_it_has_no_gaps(monkeypatch):
+    jax = types.SimpleNamespace(Array=WithoutStrides, device_put=lambda array, _: WithoutStrides(array))
+    jax.core = types.SimpleNamespace(Tracer=type("Tracer", (), {}))
+    monkeypatch.setitem(sys.modules, "jax", jax)
     x = np.random.default_rng(1).standard_normal((2, 12)).astype(np.float32)
     with using(SimulatedDevice(static=True)):
         y, lse = softmax(WithoutStrides(x[..., None]), dim=1, return_lse=True)
         normal = rms_norm(WithoutStrides(x.reshape(2, 3, 4)), WithoutStrides(ones(3, 4)), normalized_shape=(3, 4))
         assert (y.shape, lse.shape, normal.shape) == ((2, 12, 1), (2, 1), (2, 3, 4))
-        assert (y[..., 0] == softmax(x)).all() and (normal.reshape(2, 12) == rms_norm(x)).all()
+        assert (y.array[..., 0] == softmax(x)).all() and (lse.array[..., 0] == softmax(x, return_lse=True)[1]).all()
+        assert (normal.array.reshape(2, 12) == rms_norm(x)).all()
+        with pytest.raises(ArgumentError, match=rf"^softmax: dim=1: .* are \(12, 4, 1\): {WAY}$"):
+            softmax(WithoutStrides(ones(2, 3, 4)), dim=1)
 
 
 def test_what_is_viewed_is_read_from_the_declaration():
