@@ -7,7 +7,7 @@ import os
 
 from .errors import ArgumentError, shown
 
-__all__ = ["check_flag", "check_integer", "check_type", "is_integer", "path_of"]
+__all__ = ["check_flag", "check_integer", "check_type", "is_integer", "path_of", "paths_of"]
 
 
 def is_integer(value: object, least: int, most: int) -> bool:
@@ -42,3 +42,10 @@ def path_of(path: object, name: str) -> str:
     if not found or "\0" in found:
         raise ArgumentError(f"{name} is {shown(path)}; it takes the path of a file")
     return found
+
+
+def paths_of(paths: object, name: str) -> tuple[str, ...]:
+    """Return the paths that a caller names folders by."""
+    if not isinstance(paths, (tuple, list)):
+        raise ArgumentError(f"{name} is {shown(paths)}; it takes a tuple or list of paths")
+    return tuple(path_of(path, name) for path in paths)

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import time
 
-from . import _native, compiler, sources
+from . import _native, compiler, includes
 from .cli_output import Failure, emit
 from .device import device_of
 from .errors import ArgumentError, CompileError, DeviceNotFoundError
 from .settings import settings
+from .sources import NOWHERE
 from .spec import Field, TextSpec
 
 __all__ = ["resources", "run"]
@@ -63,17 +65,19 @@ def resources(log: str, symbol: str) -> dict[str, int]:
 
 def _made(path: str, spec: TextSpec, architecture: int) -> compiler.Compiled:
     """Return what the compiler makes of a file's text; what it refuses names the file, as its user knows it."""
-    program = spec.program
+    options = (*spec.options, compiler.REPORT)
     try:
-        return compiler.compile_program(
-            spec.symbol, program, sources.included(program), (*spec.options, compiler.REPORT), architecture
-        )
+        found = includes.read(spec, of_cuda=True)
+        with includes.explained(found, of_cuda=True):
+            return compiler.compile_program(
+                spec.symbol, found.program, includes.headers_of(found), options, architecture
+            )
     except (ArgumentError, CompileError) as error:
         hint = ""
         if isinstance(error, CompileError) and '"Params"' in error.log:
             fields = ", ".join(f"{field.name}:{field.type}" for field in spec.fields) or "none"
             hint = f"\nParams has the fields that --field names, such as --field x:pointer n:int64; given: {fields}"
-        told = str(error).replace(f"/nonexistent/{spec.symbol}.cu", path)  # which the end of NVRTC's log names
+        told = str(error).replace(f"{NOWHERE}{spec.symbol}.cu", path)  # which the end of NVRTC's log names
         raise Failure(f"{path}: {told}{hint}", error) from error
 
 
@@ -90,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         # The compiler's messages name the file. So does JSON quote it: as a string of C++.
         named = f"#line 1 {json.dumps(path, ensure_ascii=False)}\n{text}"
-        spec = TextSpec(named, arguments.symbol, fields, tuple(arguments.option))
+        folders = (os.path.dirname(path) or ".", *arguments.include)
+        spec = TextSpec(named, arguments.symbol, fields, tuple(arguments.option), folders)
     except ArgumentError as error:
         raise Failure(f"{path}: {error}", error) from error
     architecture = _architecture(arguments.architecture)

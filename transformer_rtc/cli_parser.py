@@ -55,6 +55,7 @@ _EXAMPLES = {
     "compile": """
   transformer-rtc compile scale.cu --symbol scale --architecture sm_90
   transformer-rtc compile scale.cu --symbol scale --field x:pointer factor:float32 --output scale.cubin
+  transformer-rtc compile scale.cu --symbol scale -I include --option=-DWIDTH=4
 """,
 }
 
@@ -221,12 +222,16 @@ def parser(runs: Mapping[str, Command]) -> argparse.ArgumentParser:
             )
 
     made = command(commands, "compile", "compile a kernel of your own, and print what it takes", "compile")
-    made.add_argument("file", metavar="FILE.cu", help="CUDA C++; it may include this package's headers")
+    made.add_argument("file", metavar="FILE.cu", help="CUDA C++; it may include headers")
     made.add_argument("--symbol", required=True, help='the name of its extern "C" __global__ function')
     made.add_argument("--architecture", help="such as sm_90; by default this GPU's")
     made.add_argument(
         "--field", nargs="+", action="extend", default=[], metavar="NAME:TYPE",
         help="of the struct Params: pointer, int64, int32, uint32 or float32",
+    )  # fmt: skip
+    made.add_argument(
+        "-I", "--include", action="append", default=[], metavar="FOLDER",
+        help="where its headers are looked for, after its own folder; once for each folder",
     )  # fmt: skip
     made.add_argument("--option", action="append", default=[], help="for NVRTC, such as --option=-lineinfo")
     made.add_argument("--output", metavar="FILE", help="where to write the cubin")

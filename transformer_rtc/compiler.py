@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from . import sources
 from .errors import ArgumentError, CompileError, CompilerNotFoundError
 from .spec import FIRST_NVRTC
 
@@ -19,11 +20,13 @@ __all__ = [
     "OPTIONS",
     "REPORT",
     "Compiled",
+    "bindings_major",
     "check_architecture",
     "compile_program",
     "compiler_identity",
     "file_identity",
     "installed",
+    "installed_versions",
     "is_stopped",
     "versions",
 ]
@@ -43,7 +46,7 @@ _INSTALL = "pip install 'transformer_rtc[cu12]' (or [cu13] for a driver of CUDA 
 _REFUSED_OPTIONS = re.compile(
     r"\s*(-I|--?(include-path|pre-include|include|(use-|create-)?pch|gpu-architecture|arch|dlto))"
 )
-_ABSOLUTE_INCLUDE = re.compile(r'^\s*#\s*include\s*["<]/', re.MULTILINE)
+_INCLUDE_PATH_OPTION = re.compile(r"\s*(-I|--?include-path)")
 
 
 class Compiled(NamedTuple):
@@ -71,10 +74,10 @@ class Compiled(NamedTuple):
 
 
 def _installed_version(distribution: str) -> tuple[str, str] | None:
-    return next(_installed_versions(distribution), None)
+    return next(installed_versions(distribution), None)
 
 
-def _installed_versions(distribution: str) -> Iterator[tuple[str, str]]:
+def installed_versions(distribution: str) -> Iterator[tuple[str, str]]:
     """Yield the version and the folder of each that is installed, in the order in which Python looks for them."""
     # importlib.metadata says the same and takes 30 ms to import: more than everything else in a warm start.
     pattern = re.compile(re.escape(distribution) + r"-([^-]+)\.dist-info", re.IGNORECASE)
@@ -96,7 +99,14 @@ def file_identity(path: str) -> str:
     return f"{path} {status.st_size} {status.st_mtime_ns}"
 
 
-def _bindings_major() -> str:
+def bindings_major() -> str:
+    """Return the major version of the installed bindings, which is NVRTC's.
+
+    Raises
+    ------
+    CompilerNotFoundError
+        If there are none, or of another version.
+    """
     found = _installed_version("cuda_bindings")
     major = found[0].split(".")[0] if found else ""
     if major not in _DISTRIBUTIONS:
@@ -122,7 +132,7 @@ def installed() -> list[str]:
     found = {
         (distribution, version, folder): None
         for distribution in _DISTRIBUTIONS.values()
-        for version, folder in _installed_versions(distribution)
+        for version, folder in installed_versions(distribution)
     }
     return [f"{distribution} {version} in {folder}" for distribution, version, folder in found]
 
@@ -138,7 +148,7 @@ def compiler_identity() -> str:
     CompilerNotFoundError
         If there is none.
     """
-    major = _bindings_major()
+    major = bindings_major()
     distribution = _DISTRIBUTIONS[major]
     found = _installed_version(distribution)
     if found:
@@ -168,7 +178,7 @@ class _Opened:
     """NVRTC, opened."""
 
     def __init__(self) -> None:
-        major = _bindings_major()
+        major = bindings_major()
         try:
             from .nvrtc import Nvrtc  # with ctypes: most processes compile nothing
 
@@ -329,14 +339,12 @@ def compile_program(
     """
     for option in options:
         if _REFUSED_OPTIONS.match(option):
+            instead = "; include_folders names folders" if _INCLUDE_PATH_OPTION.match(option) else ""
             raise ArgumentError(
                 f"{symbol}: the option {option} makes NVRTC read files that no cache key sees, or make other code than "
-                f"is asked for"
+                f"is asked for{instead}"
             )
-    if _ABSOLUTE_INCLUDE.search(program):
-        raise ArgumentError(
-            f"{symbol} includes a file by its path, which no cache key sees; put its text into the program"
-        )
+    sources.check_paths(symbol, (program, *headers.values()))
     with _compiling:
         opened = _open()
         known = opened.nvrtc.architectures
@@ -346,8 +354,8 @@ def compile_program(
         all_options = (f"--gpu-architecture={target}", *OPTIONS, *options)
         if REPORT in options and opened.caches:
             all_options += ("--no-cache",)
-        # NVRTC looks for includes beside the program too: there is nothing in this folder.
-        with opened.nvrtc.program(program, f"/nonexistent/{symbol}.cu", headers) as made:
+        # NVRTC looks for includes beside the program too.
+        with opened.nvrtc.program(program, f"{sources.NOWHERE}{symbol}.cu", headers) as made:
             refused = made.compile(all_options)
             log = made.log()
             if refused:

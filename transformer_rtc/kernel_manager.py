@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from . import compiler, log, sources, usage
+from . import compiler, includes, log, usage
 from .cache import DiskCache
-from .checks import check_flag, check_integer, check_type, is_integer
-from .device import DeviceLike, device_of
+from .checks import check_flag, check_integer, check_type, is_integer, paths_of
+from .device import Device, DeviceLike, device_of
 from .errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -169,6 +170,13 @@ class KernelManager:
 
         return stop
 
+    def _read(self, spec: KernelSpec, on: Device | Target) -> KernelSpec:
+        """Return a kernel with the files that it includes now."""
+        if not includes.may_include(spec):
+            return spec
+        target = on if isinstance(on, Target) else on.target
+        return includes.read(spec, toolchain_of(target, self._nvrtc).has_cuda_headers)
+
     def get(self, spec: KernelSpec, device: DeviceLike) -> Kernel:
         """Return a kernel on a device: from memory, else from disk, else compiled.
 
@@ -191,7 +199,9 @@ class KernelManager:
             If an environment variable has a value that it does not take.
         """
         check_type(spec, KernelSpec, "spec")
-        return self._load(spec, spec.symbol, spec.params, device, lambda target: self.image(spec, target))
+        on = device_of(device)
+        spec = self._read(spec, on)
+        return self._load(spec, spec.symbol, spec.params, on, lambda target: self.image(spec, target))
 
     def get_all(self, specs: Sequence[KernelSpec], device: DeviceLike) -> list[Kernel]:
         """Return the kernels of one call, as `get` does; those that must be compiled are compiled at the same time.
@@ -215,6 +225,7 @@ class KernelManager:
         for spec in specs:
             check_type(spec, KernelSpec, "specs")
         on = device_of(device)
+        specs = [self._read(spec, on) for spec in specs]
         others = list(specs)  # that were not asked for yet
         beside: dict[KernelSpec, Beside] = {}
 
@@ -269,14 +280,21 @@ class KernelManager:
         return self._load((family, symbol), symbol, params, device, image)
 
     def compile(
-        self, text: str, symbol: str, fields: Sequence[Field], device: DeviceLike, options: Sequence[str] = ()
+        self,
+        text: str,
+        symbol: str,
+        fields: Sequence[Field],
+        device: DeviceLike,
+        options: Sequence[str] = (),
+        include_folders: Sequence[str | os.PathLike[str]] = (),
     ) -> Kernel:
         """Return a caller's own kernel: the same cache, load and launch.
 
         Parameters
         ----------
         text : str
-            CUDA C++ with an ``extern "C" __global__`` entry named `symbol`. It may include this package's headers.
+            CUDA C++ with an ``extern "C" __global__`` entry named `symbol`. It may include headers of
+            `include_folders`, of this package, and of NVIDIA's wheel of the CUDA runtime.
         symbol : str
             The entry.
         fields : tuple or list of Field
@@ -285,11 +303,14 @@ class KernelManager:
             The GPU's ordinal, or a simulated one, on which every access can be checked.
         options : tuple or list of str
             For NVRTC, beyond the package's own; the simulator takes those that define macros.
+        include_folders : tuple or list of str or path
+            Where headers are looked for, in this order. Each file that is reached is read now, and the kernel's key
+            depends on what it says.
 
         Raises
         ------
         ArgumentError
-            If an argument is not as described.
+            If an argument is not as described, or a header of CUDA's is included in the simulator.
         CompileError, CompilerNotFoundError, UnexpectedCompileError, DeviceNotFoundError, DriverError
             As `get` raises them.
 
@@ -307,24 +328,26 @@ class KernelManager:
         def as_tuple(given: Any) -> Any:
             return tuple(given) if isinstance(given, list) else given
 
-        spec = TextSpec(text, symbol, as_tuple(fields), as_tuple(options))
-
+        spec = TextSpec(text, symbol, as_tuple(fields), as_tuple(options), paths_of(include_folders, "include_folders"))
         usage.observe(spec)
+        on = device_of(device)
+        found = self._read(spec, on)
 
         def image(target: Target) -> Image:
             try:
-                return self.image(spec, target)
+                return self.image(found, target)
             except UnexpectedCompileError as error:
                 from .manifest import line
 
                 raise error.asked_by(line(spec)) from None
 
-        return self._load(spec, symbol, spec.params, device, image)
+        return self._load(found, symbol, spec.params, on, image)
 
     def is_compiled(self, spec: KernelSpec, device: DeviceLike) -> bool:
         """Whether `get` would not compile."""
         check_type(spec, KernelSpec, "spec")
         on = device_of(device)
+        spec = self._read(spec, on)
         if (spec, on.given) in self._kernels:
             return True
         target = on.target
@@ -332,7 +355,8 @@ class KernelManager:
 
     def in_memory(self, spec: KernelSpec, target: int | Target) -> bool:
         """Whether `image` would read no file."""
-        return (spec, _target_of(spec, target)) in self._images
+        on = _target_of(spec, target)
+        return (self._read(spec, on), on) in self._images
 
     def image(self, spec: KernelSpec, target: int | Target, cubin: bool = False) -> Image:
         """Return a kernel's machine code: from disk, else compiled and put there. Needs no device.
@@ -357,7 +381,8 @@ class KernelManager:
             if cubin:
                 toolchain_of(target, self._nvrtc).check_target(target)
 
-        return self._image(spec, _target_of(spec, target), check)
+        on = _target_of(spec, target)
+        return self._image(self._read(spec, on), on, check)
 
     def _image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
         found = self._images.get((spec, target), lambda: self._make_image(spec, target, before_compile))
@@ -386,7 +411,7 @@ class KernelManager:
         identity : str
             Which compiler; empty: none, which is the key of the source.
         """
-        return self._lookup.key(spec, target, identity)
+        return self._lookup.key(self._read(spec, target), target, identity)
 
     def _check_compile(self, what: Callable[[], str], symbol: str, target: Target, key: str) -> None:
         """Do what the settings ask for before a compile; `what` returns why there is one."""
@@ -419,7 +444,9 @@ class KernelManager:
             program = spec.program
             start = time.perf_counter()
             report = log.is_read(log.DEBUG, self._settings.log >= 2)
-            compiled = toolchain.compile(spec.symbol, program, sources.included(program), spec.options, target, report)
+            headers = includes.headers_of(spec)
+            with includes.explained(spec, toolchain.has_cuda_headers):
+                compiled = toolchain.compile(spec.symbol, program, headers, spec.options, target, report)
             elapsed = (time.perf_counter() - start) * 1e3
             # Filed under what really compiled it, which may not be what the environment promised.
             self.cache.put(

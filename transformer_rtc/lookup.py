@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
-from . import compiler, sources
+from . import compiler, includes, sources
 from .cache import DiskCache, digest
 from .cache_entry import sha256
 from .errors import CompilerNotFoundError
@@ -69,10 +69,9 @@ class Lookup:
 
     def key(self, spec: KernelSpec, target: Target, identity: str) -> str:
         """Return a kernel's key; of no compiler, that of its source."""
-        program = spec.program
         parts: dict[str, object] = {
-            "program": program,
-            "headers": {name: sources.fingerprint(text) for name, text in sources.included(program).items()},
+            "program": spec.program,
+            "headers": {name: sources.fingerprint(text) for name, text in includes.headers_of(spec).items()},
             "options": [*compiler.OPTIONS, *spec.options],
             "architecture": target.architecture,
             **toolchain_of(target, self._nvrtc).key_parts(target),

@@ -59,7 +59,10 @@ def line(entry: ManifestEntry) -> str:
     """Return an entry's line, without what is absent."""
     if isinstance(entry, TextSpec):
         pairs = [[field.name, field.type] for field in entry.fields]
-        return json.dumps({"kernel": entry.name, "text": entry.text, "fields": pairs, "options": list(entry.options)})
+        kernel = {"kernel": entry.name, "text": entry.text, "fields": pairs, "options": list(entry.options)}
+        if entry.include_folders:
+            kernel["include_folders"] = list(entry.include_folders)
+        return json.dumps(kernel)
     fields = request_fields(entry.request)
     if entry.max_ctas_per_row != _MOST_CTAS:
         fields["max_ctas_per_row"] = entry.max_ctas_per_row
@@ -93,7 +96,7 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refuse(f"it is no JSON: {error}") from None
-    if isinstance(fields, dict) and fields.keys() == _KERNEL_FIELDS:
+    if isinstance(fields, dict) and _KERNEL_FIELDS <= fields.keys() <= _KERNEL_FIELDS | {"include_folders"}:
         return _parse_kernel(fields, refuse)
     if not isinstance(fields, dict) or not {"operator", "dtypes", "columns"} <= fields.keys() <= _FIELDS:
         raise refuse(
@@ -138,14 +141,16 @@ def parse(text: str, where: str = "a manifest's line") -> ManifestEntry:
 
 def _parse_kernel(fields: dict[str, Any], refuse: Callable[[str], ArgumentError]) -> TextSpec:
     name, text, pairs, options = (fields[field] for field in ("kernel", "text", "fields", "options"))
-    if not isinstance(options, list):
-        raise refuse(f"options is {options!r}; it must be strings")
+    folders = fields.get("include_folders", [])
+    for field, value in (("options", options), ("include_folders", folders)):
+        if not isinstance(value, list):
+            raise refuse(f"{field} is {value!r}; it must be strings")
     if not isinstance(pairs, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs
     ):
         raise refuse(f"fields is {pairs!r}; it must be pairs of a name and a type")
     try:
-        return TextSpec(text, name, tuple(Field(*pair) for pair in pairs), tuple(options))
+        return TextSpec(text, name, tuple(Field(*pair) for pair in pairs), tuple(options), tuple(folders))
     except ArgumentError as error:
         raise refuse(str(error)) from None
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from functools import cache, lru_cache
+
+from .errors import ArgumentError
+
+# A folder of no file: what a compiler looks for there, it does not find.
+NOWHERE = "/nonexistent/"
 
 # Looks for a newline, where "^" would be tried at every character.
 _INCLUDE = re.compile(r'\n\s*#\s*include\s*"([^"]+)"')
+# A directive with the path of a file, whatever comments are in it.
+_GAP = r"(?:[ \t]|/\*(?:[^*]|\*(?!/))*\*/)*"
+_PATH_INCLUDE = re.compile(rf'\n{_GAP}(?:#|%:){_GAP}include(?:_next)?{_GAP}["<]/(?!{NOWHERE[1:]})')
 
 
 @cache
@@ -58,3 +67,19 @@ def included(program: str) -> dict[str, str]:
             found[name] = text
             pending += _includes_of_ours(text)
     return dict(sorted(found.items()))
+
+
+def check_paths(symbol: str, texts: Iterable[str]) -> None:
+    """Refuse texts of which one includes a file by its path.
+
+    Raises
+    ------
+    ArgumentError
+        If one does.
+    """
+    for text in texts:
+        if _PATH_INCLUDE.search("\n" + text.replace("\\\n", "")):
+            raise ArgumentError(
+                f"{symbol} includes a file by its path, which no cache key sees; give its folder to include_folders, "
+                f"and include it by its name"
+            )

@@ -367,13 +367,16 @@ class TextSpec(KernelSpec):
     Parameters
     ----------
     text : str
-        CUDA C++ with an ``extern "C" __global__`` entry named `name`. It may include this package's headers.
+        CUDA C++ with an ``extern "C" __global__`` entry named `name`. It may include headers of `include_folders`, of
+        this package, and of NVIDIA's wheel of the CUDA runtime.
     name : str
         The entry.
     fields : tuple of Field
         The kernel's parameters, one struct by value. The text refers to it as ``Params``, which is defined before it.
     options : tuple of str
         NVRTC's options. Not those that name files: what the compiler reads is part of a cache entry's key.
+    include_folders : tuple of str
+        Where headers are looked for, in this order.
 
     Raises
     ------
@@ -393,6 +396,7 @@ class TextSpec(KernelSpec):
     name: str
     fields: tuple[Field, ...] = ()
     options: tuple[str, ...] = ()
+    include_folders: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not is_text(self.text):
@@ -403,6 +407,8 @@ class TextSpec(KernelSpec):
             raise ArgumentError(f"fields is {shown(self.fields)}; it takes a tuple of Fields")
         if not isinstance(self.options, tuple) or not all(map(is_text, self.options)):
             raise ArgumentError(f"options is {shown(self.options)}; it takes a tuple of strings")
+        if not isinstance(self.include_folders, tuple) or not all(map(is_text, self.include_folders)):
+            raise ArgumentError(f"include_folders is {shown(self.include_folders)}; it takes a tuple of strings")
         self.params  # noqa: B018  (which checks the fields)
 
     @property

@@ -28,9 +28,12 @@ class Toolchain:
     ----------
     takes_others : bool
         Whether an image of the same source is as good that another version of the compiler made.
+    has_cuda_headers : bool
+        Whether a program may include headers of CUDA's.
     """
 
     takes_others: ClassVar[bool]
+    has_cuda_headers: ClassVar[bool]
 
     def identity(self) -> str:
         """Return which compiler would compile, without opening it.
@@ -93,6 +96,7 @@ class NvrtcToolchain(Toolchain):
     """
 
     takes_others = True
+    has_cuda_headers = True
 
     def __init__(self, compile_program: CompileFunction, identity: Callable[[], str]) -> None:
         self._compile_program = compile_program
@@ -129,6 +133,7 @@ class SimulatorToolchain(Toolchain):
     """The toolchain of simulated devices. Its module is imported when it is first used: most processes never do."""
 
     takes_others = False  # They are not shipped: they are code for this machine's CPU.
+    has_cuda_headers = False  # They are for NVIDIA's compilers.
 
     def identity(self) -> str:
         from .simulator import toolchain

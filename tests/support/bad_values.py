@@ -505,6 +505,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
         "text": NO_TEXT, "name": takes("the name of a function", *NAMES),
         "fields": [*NO_FIELDS, *takes("a tuple of Fields", [5], list(FIELDS))],
         "options": takes("a tuple of strings", *OPTIONS, ["-G"]),
+        "include_folders": takes("a tuple of strings", *OPTIONS, ["folder"]),
     }),
     "KernelManager": ({"cache": DiskCache(None)}, {
         "cache": NO_CACHE, "compile_program": takes("a callable", None, 5),
@@ -515,6 +516,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
         "text": NO_TEXT, "symbol": takes("the name of the entry", *NAMES),
         "fields": [*NO_FIELDS, ("fields has 5", [5])], "device": NO_DEVICE,
         "options": takes("a tuple of strings", *OPTIONS),
+        "include_folders": takes("a tuple or list of paths", None, 5, "folder", {"folder"}),
     }),
     "KernelManager.get": ({"spec": SPEC, "device": DEVICE}, {"spec": NO_SPEC, "device": NO_DEVICE}),
     "KernelManager.get_all": ({"specs": [SPEC], "device": DEVICE}, {

@@ -93,7 +93,7 @@ def test_a_compile_error_survives_pickling(compile_error):
     assert vars(copy) == vars(compile_error)
 
 
-MAJOR = compiler._bindings_major()
+MAJOR = compiler.bindings_major()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 
+from .. import sources
 from ..compiler import Compiled, file_identity
 from ..errors import CompileError, CompilerNotFoundError
 from ..spec import Target
@@ -175,7 +176,10 @@ def compile_program(
         If the compiler refuses the program.
     CompilerNotFoundError
         If there is none.
+    ArgumentError
+        If an include names a file by its path.
     """
+    sources.check_paths(symbol, (program, *headers.values()))
     command = _command()
     is_clang, version = _version(tuple(command))
     checked = target.simulated == "checked"
