@@ -499,6 +499,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Rows]]] = {
         "order": takes("first_in, last_in, random", "fifo", 0, None, []),
         "seed": takes("an integer from 0 to 18446744073709551615", *NO_INTEGER, 2**64),
         "multiprocessors": takes("an integer from 1 to 1024", *NO_INTEGER, 0, 1025),
+        "endless_seconds": takes("an integer from 1 to 1000000", *NO_INTEGER, 0, 1.5),
     }),
     "Params": ({}, {"fields": [*takes("Fields", None, 5), *BAD_FIELDS, ("fields has ", "ab", [5])]}),
     "TextSpec": ({"text": TEXT, "name": "store"}, {

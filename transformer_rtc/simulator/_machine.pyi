@@ -19,6 +19,8 @@ class Module:
         cooperative: bool,
         params: bytes,
         memory: Sequence[tuple[int, bool, bool, str, int, int, int, int, int, int]],
+        knows_memory: bool,
+        endless_seconds: float,
         checked: bool,
         schedule: int,
         seed: int,

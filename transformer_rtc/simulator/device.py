@@ -39,6 +39,9 @@ class SimulatedDevice:
         Whether operators run the general kernels that a build compiles, instead of specialised ones.
     multiprocessors : int
         How many there are: how large a cooperative grid can be.
+    endless_seconds : int
+        After how many seconds of CPU time a loop is taken for endless, where nothing proves that it is: of a thread
+        that meets no other (in checked mode four times as many), and of threads that meet and change no memory.
 
     Raises
     ------
@@ -62,6 +65,7 @@ class SimulatedDevice:
     seed: int = 0
     static: bool = False
     multiprocessors: int = 8
+    endless_seconds: int = 5
 
     def __post_init__(self) -> None:
         if not isinstance(self.architecture, int) or self.architecture not in ARCHITECTURES:
@@ -74,6 +78,7 @@ class SimulatedDevice:
         check_flag(self.static, "static")
         check_integer(self.seed, "seed", most=2**64 - 1)
         check_integer(self.multiprocessors, "multiprocessors", 1, 1024)
+        check_integer(self.endless_seconds, "endless_seconds", 1, 10**6)
 
     @property
     def limits(self) -> DeviceLimits:

@@ -113,15 +113,16 @@ class SimulatedFunction:
         params: bytes,
         stream: int,
         memory: Sequence[Rows] = (),
+        knows_memory: bool = False,
     ) -> None:
-        """Launch, and run to the end."""
+        """Launch, and run to the end; where it is said so, `memory` is all that the kernel may write."""
         if stream != 0:
             raise ArgumentError(f"{self.symbol}: stream is {stream}; the simulator has none but 0")
         self._check(grid, block, cluster, dynamic_shared_memory)
         device = self.device
         fault, suspects = self._module.run(
-            self.symbol, grid, block, cluster, dynamic_shared_memory, cooperative, params, memory, device.checked,
-            ORDERS.index(device.order), device.seed,
+            self.symbol, grid, block, cluster, dynamic_shared_memory, cooperative, params, memory, knows_memory,
+            device.endless_seconds, device.checked, ORDERS.index(device.order), device.seed,
         )  # fmt: skip
         self._raise_suspects(suspects, fault)
         if fault is not None:
@@ -226,17 +227,20 @@ class SimulatedKernel(Kernel):
         """
         memory: list[Rows] = []
         packed = params
+        knows_memory = not isinstance(packed, bytes)
         if not isinstance(packed, bytes):
             values = self._values(packed)
             for field in self.params.fields:
                 value = values.get(field.name)
                 if field.type == "pointer" and value is not None and not isinstance(value, int):
                     values[field.name] = self._take(field.name, value, memory)
+                elif field.type == "pointer" and value != 0:
+                    knows_memory = False
             packed = self.params.pack(**values)
         self._check(config, packed, stream)
         self._simulated.launch(
             config.grid, config.block, config.cluster, config.dynamic_shared_memory, config.cooperative, packed, stream,
-            memory,
+            memory, knows_memory,
         )  # fmt: skip
 
     def _take(self, name: str, array: Any, memory: list[Rows]) -> int:

@@ -18,6 +18,18 @@ void Calls::access(const void* address, unsigned bytes, unsigned alignment, bool
                  machine.event_of(thread, caller));
 }
 
+void Calls::access_after_tick(const void* address, unsigned bytes, unsigned alignment, bool writes,
+                              const void* caller) {
+  Machine& machine = *Machine::current;
+  machine.interface_.access = &Calls::access;
+  if (machine.running_ != nullptr && machine.switches_ == machine.ticked_switches_) {
+    Digest registers;
+    registers.add(trtc_looked_at, sizeof(trtc_looked_at));
+    machine.check_end(caller, registers, trtc_looked_at[kLookedAt - 2]);
+  }
+  access(address, bytes, alignment, writes, caller);
+}
+
 void Calls::atomic(const void* address, unsigned bytes, Atomic kind, Order order, const void* caller) {
   Machine& machine = *Machine::current;
   Thread& thread = *machine.running_;

@@ -9,6 +9,9 @@ namespace simulator {
 struct Calls {
   // In calls.cpp.
   static void access(const void* address, unsigned bytes, unsigned alignment, bool writes, const void* caller);
+  // In place of the one above where a tick has come: what trtc_look has seen is the thread's state.
+  static void access_after_tick(const void* address, unsigned bytes, unsigned alignment, bool writes,
+                                const void* caller);
   static void atomic(const void* address, unsigned bytes, Atomic kind, Order order, const void* caller);
   static void changed();
   static void fence(bool device, const void*);

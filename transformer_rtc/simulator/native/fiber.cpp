@@ -16,6 +16,17 @@ char* top_of(char* stack) {
 
 }  // namespace
 
+// What trtc_look writes, and where it goes on; in assembly, as link-time optimisation would lose it.
+asm(R"(
+.bss
+.globl trtc_looked_at
+.hidden trtc_looked_at
+.p2align 4
+trtc_looked_at:
+  .zero 128
+.text
+)");
+
 #if defined(__x86_64__)
 
 // What the System V ABI has a call keep: rbx, rbp, r12 to r15 and the stack pointer.
@@ -42,6 +53,22 @@ trtc_switch:
   popq %rbp
   ret
 .size trtc_switch, . - trtc_switch
+
+.globl trtc_look
+.hidden trtc_look
+.type trtc_look, @function
+.p2align 4
+trtc_look:
+  leaq trtc_looked_at(%rip), %rax
+  movq %rbx, 0(%rax)
+  movq %rbp, 8(%rax)
+  movq %r12, 16(%rax)
+  movq %r13, 24(%rax)
+  movq %r14, 32(%rax)
+  movq %r15, 40(%rax)
+  movq %rsp, 112(%rax)
+  jmp *120(%rax)
+.size trtc_look, . - trtc_look
 )");
 
 void* prepare_fiber(char* stack, void (*entry)()) {
@@ -89,6 +116,25 @@ trtc_switch:
   add sp, sp, #160
   ret
 .size trtc_switch, . - trtc_switch
+
+.globl trtc_look
+.hidden trtc_look
+.type trtc_look, @function
+.p2align 4
+trtc_look:
+  adrp x16, trtc_looked_at
+  add x16, x16, :lo12:trtc_looked_at
+  stp x19, x20, [x16, #0]
+  stp x21, x22, [x16, #16]
+  stp x23, x24, [x16, #32]
+  stp x25, x26, [x16, #48]
+  stp x27, x28, [x16, #64]
+  stp x29, x30, [x16, #80]
+  mov x17, sp
+  str x17, [x16, #112]
+  ldr x16, [x16, #120]
+  br x16
+.size trtc_look, . - trtc_look
 )");
 
 void* prepare_fiber(char* stack, void (*entry)()) {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <map>
 
-#include "machine.hpp"
+#include "calls.hpp"
 #include "signals.hpp"
 
 namespace simulator {
@@ -48,7 +48,6 @@ void Machine::start_cluster(Cluster& slot, uint64_t number) {
     cta.cluster = &slot;
     cta.arrived = cta.predicates = cta.finished = 0;
     cta.below = 1;
-    cta.idle = {};
     cta.common.clear();
     cta.remote.clear();
     std::memset(cta.arena, kPoison, arena_stride_);
@@ -62,7 +61,6 @@ void Machine::start_cluster(Cluster& slot, uint64_t number) {
       warp.finished = 0;
       warp.below = 0;
       warp.meetings.clear();
-      warp.idle = {};
       warp.threads = &cta.threads[32 * w];
       warp.number = cta.number * warps + w;
     }
@@ -111,7 +109,7 @@ Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
   suspects_.clear();
   suspected_.clear();
   random_state_ = launch.seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
-  progress_ = accesses_ = 0;
+  progress_ = 0;
   switches_ = 1;
 
   // Shared memory: variables with red zones between them, in as many arenas as CTAs are resident.
@@ -200,6 +198,11 @@ Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
   running_ = nullptr;
   interface_.place = &nowhere_;
   ticks_ = 0;
+  states_.clear();
+  rests_since_ = look_at_rest_at_ = 0;
+  looks_ = 0;
+  rested_ = Digest{};
+  interface_.access = &Calls::access;
   touching_ = nullptr;
   turns_ = 0;
   {

@@ -60,7 +60,6 @@ bool Machine::enter(Thread& thread) {
   thread.state = State::ready;
   running_ = &thread;
   interface_.place = &thread.place;
-  accesses_ = 0;
   atomics_ = 0;
   ++switches_;
   return true;
@@ -90,15 +89,6 @@ void Machine::wait(Thread& self, const void* on, const char* what, const void* c
 void Machine::wake_pollers() {
   for (Thread* thread : pollers_) make_ready(*thread);
   pollers_.clear();
-}
-
-void Machine::met(Meetings& meetings, uint64_t most, const void* caller) {
-  if (!launch_->checked) return;  // plain stores are not seen
-  if (progress_ != meetings.progress) meetings.count = 0;
-  meetings.progress = progress_;
-  if (++meetings.count > most) {
-    fail_here("endless", "threads meet again and again, and none writes anything", caller);
-  }
 }
 
 void Machine::yield(Thread& self) {
@@ -196,6 +186,17 @@ void Machine::finish_cta(Cta& cta) {
   }
 }
 
+Party Machine::any_that_is_left() const {
+  for (const Cluster& slot : slots_) {
+    for (const Cta& cta : slot.ctas) {
+      for (const Thread& thread : cta.threads) {
+        if (thread.state != State::finished) return party(thread, thread.waits_at);
+      }
+    }
+  }
+  return {};
+}
+
 void Machine::loop(bool (*interrupted)()) {
   uint64_t seen = ~uint64_t{0}, looked = 0;
   uint64_t idle = 0, rounds = 0;
@@ -204,6 +205,10 @@ void Machine::loop(bool (*interrupted)()) {
       looked = switches_;
       if (interrupted()) {
         fault_.kind = "interrupted";
+        return;
+      }
+      if (const char* what = endless_meetings()) {
+        fail("endless", what, any_that_is_left());
         return;
       }
     }
@@ -230,15 +235,7 @@ void Machine::loop(bool (*interrupted)()) {
         continue;
       }
     }
-    const Thread* stuck = nullptr;
-    for (Cluster& slot : slots_) {
-      for (Cta& cta : slot.ctas) {
-        for (Thread& thread : cta.threads) {
-          if (stuck == nullptr && thread.state != State::finished) stuck = &thread;
-        }
-      }
-    }
-    fail("deadlock", "no thread can go on: " + blocked(), party(*stuck, stuck->waits_at));
+    fail("deadlock", "no thread can go on: " + blocked(), any_that_is_left());
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../interface.h"
+#include "endless.hpp"
 #include "fiber.hpp"
 #include "knowledge.hpp"
 #include "shadow.hpp"
@@ -43,6 +44,9 @@ struct Launch {
   bool checked;
   Schedule schedule;
   uint64_t seed;
+  double endless_seconds;  // of CPU time without a change that the machine could see
+  bool knows_memory;       // whether `memory` is all that the kernel may write, but for stacks and shared memory
+  std::vector<Extent> memory;
   std::vector<Extent> extents;
   std::vector<std::string> names;
   std::vector<trtc_simulator::SharedVariable*> shared_variables;
@@ -131,11 +135,6 @@ struct Meeting {
   unsigned first_lane;
 };
 
-// How often a group has met since memory changed.
-struct Meetings {
-  uint64_t count = 0, progress = 0;
-};
-
 struct Warp {
   std::vector<std::unique_ptr<Meeting>> meetings, spare;  // not everybody has left; to be used again
   unsigned lanes = 0;                                     // that exist
@@ -143,7 +142,6 @@ struct Warp {
   Thread* threads = nullptr;
   Clock below = 0;
   uint64_t number = 0;
-  Meetings idle;
 };
 
 struct RemoteAccess {
@@ -165,6 +163,7 @@ class Queue {
     if (size() == ring_.size()) grow();
     ring_[--begin_ & (ring_.size() - 1)] = thread;
   }
+  const Thread* at(size_t i) const { return ring_[(begin_ + i) & (ring_.size() - 1)]; }
   Thread* pop_front() { return ring_[begin_++ & (ring_.size() - 1)]; }
   Thread* pop_back() { return ring_[--end_ & (ring_.size() - 1)]; }
   void swap_with_back(size_t i) {
@@ -199,7 +198,6 @@ struct Cta {
   const void* barrier_caller = nullptr;
   Thread* barrier_first = nullptr;
   Clock below = 1;
-  Meetings idle;
   Knowledge common;
   std::unordered_map<Key, RemoteAccess> remote;  // to its shared memory, by CTAs of its cluster
 };
@@ -258,6 +256,7 @@ class Machine {
   friend struct Calls;  // what kernels call
   friend class Signals;
 
+  static constexpr int kTicksPerSecond = 50;
   static constexpr unsigned char kPoison = 0xff;  // NaN in every floating-point type
 
   static Machine* current;  // the one that runs
@@ -275,7 +274,6 @@ class Machine {
   bool enter(Thread& thread);  // false: there is no memory for it
   void leave(Thread& self);    // to whoever is next; self is ready, waiting or polling
   void wait(Thread& self, const void* on, const char* what, const void* caller);
-  void met(Meetings& meetings, uint64_t most, const void* caller);  // counts meetings between which nothing changes
   void wake_pollers();
   void yield(Thread& self);  // lets all others go first
   void pass(Thread& self);   // lets others go first where the order is random
@@ -283,7 +281,13 @@ class Machine {
   [[noreturn]] void finish_thread();
   void finish_cta(Cta& cta);
   static void fiber_main();
+  Party any_that_is_left() const;
   void loop(bool (*interrupted)());
+  // Fails where the running thread never ends, or has run for too long. `place` is where its registers were read.
+  void check_end(const void* place, const Digest& registers, uintptr_t stack_pointer);
+  bool digest_memory(Digest& digest) const;   // false: the memory is unknown, or too large
+  bool digest_threads(Digest& digest) const;  // false: they wait for what is not in it
+  const char* endless_meetings();             // null: not known
   uint64_t random();
 
   // Faults. fail() does not return on a fiber.
@@ -346,12 +350,18 @@ class Machine {
   std::vector<Thread*> pollers_;
   Thread* running_ = nullptr;
   void* main_stack_pointer_ = nullptr;
-  int ticks_ = 0;
+  int ticks_ = 0;  // since the running thread was entered
   uint64_t ticked_switches_ = 0;
+  States states_;    // of the running thread since it was entered
+  Digest rested_{};  // of memory, when it was last seen to change
+  double rests_since_ = 0, look_at_rest_at_ = 0;
+  Digest kept_{};  // of all threads and memory
+  uint64_t looks_ = 0;
+  uint64_t progress_at_rest_ = 0;
   const void* touching_ = nullptr;  // the caller for whom the machine itself reads a kernel's memory
   uint64_t turns_ = 0;              // of polling threads, while no other thread came to anything
   unsigned atomics_ = 0;            // of the running thread since it was entered
-  uint64_t progress_ = 0, switches_ = 0, accesses_ = 0, random_state_ = 1;
+  uint64_t progress_ = 0, switches_ = 0, random_state_ = 1;
   Fault fault_;
   std::vector<Suspect> suspects_;
   std::unordered_set<uint64_t> suspected_;

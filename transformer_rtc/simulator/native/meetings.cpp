@@ -4,12 +4,6 @@
 
 namespace simulator {
 
-namespace {
-
-constexpr uint64_t kMostMeetings = 1 << 20;  // of a warp without any change of memory; of a CTA, a 64th
-
-}  // namespace
-
 void Machine::cluster_arrived(Cluster& cluster) {
   // What a whole CTA releases at one tick is one entry.
   for (size_t begin = 0; begin < cluster.releases.size();) {
@@ -62,7 +56,6 @@ unsigned Calls::cta_barrier(bool predicate, const void* caller) {
   } else {
     cta.result = cta.predicates;
     cta.arrived = 0;
-    machine.met(cta.idle, kMostMeetings / 64, caller);
     machine.turns_ = 0;
     if (machine.launch_->checked) machine.meet_cta(cta);
     machine.wake(cta.threads, &cta);
@@ -114,7 +107,6 @@ unsigned long long Calls::collective(Collective kind, unsigned mask, unsigned lo
   if (meeting->arrived != mask) {
     machine.wait(thread, meeting, "lanes of its warp", caller);
   } else {
-    machine.met(warp.idle, kMostMeetings, caller);
     if (machine.launch_->checked && kind == Collective::synchronise) machine.meet_warp(warp, mask);
     for (unsigned other = 32; other-- > 0;) {
       if ((mask & ~bit) >> other & 1) machine.make_next(warp.threads[other]);

@@ -83,7 +83,8 @@ class Module {
 
   py::object run(const std::string& kernel, std::array<unsigned, 3> grid, std::array<unsigned, 3> block,
                  std::array<unsigned, 3> cluster, unsigned dynamic_shared_memory, bool cooperative,
-                 const py::bytes& params, const std::vector<Rows>& memory, bool checked, int schedule, uint64_t seed) {
+                 const py::bytes& params, const std::vector<Rows>& memory, bool knows_memory, double endless_seconds,
+                 bool checked, int schedule, uint64_t seed) {
     Launch launch{};
     launch.entry = reinterpret_cast<void (*)(const void*)>(symbol("trtc_run_" + kernel));
     launch.params = PyBytes_AS_STRING(params.ptr());
@@ -98,21 +99,22 @@ class Module {
     launch.shared_variables = shared_variables_;
     launch.code_begin = code_begin_;
     launch.code_end = code_end_;
-    if (checked) {
-      launch.names.push_back("the kernel's constants and variables");
-      for (const auto& [begin, end, writable] : segments_) launch.extents.push_back({begin, end, writable, true, 0});
-      for (const auto& [address, writable, initialised, name, size, columns, outer, outer_stride, inner, inner_stride] :
-           memory) {
-        launch.names.push_back(name);
-        for (int64_t i = 0; i < outer; ++i) {
-          for (int64_t j = 0; j < inner; ++j) {
-            const uintptr_t row = address + static_cast<uintptr_t>((i * outer_stride + j * inner_stride) * size);
-            launch.extents.push_back({row, row + static_cast<uintptr_t>(columns * size), writable, initialised,
-                                      static_cast<int>(launch.names.size()) - 1});
-          }
+    launch.endless_seconds = endless_seconds;
+    launch.knows_memory = knows_memory || checked;  // where nothing else may be touched
+    launch.names.push_back("the kernel's constants and variables");
+    for (const auto& [begin, end, writable] : segments_) launch.memory.push_back({begin, end, writable, true, 0});
+    for (const auto& [address, writable, initialised, name, size, columns, outer, outer_stride, inner, inner_stride] :
+         memory) {
+      launch.names.push_back(name);
+      for (int64_t i = 0; i < outer; ++i) {
+        for (int64_t j = 0; j < inner; ++j) {
+          const uintptr_t row = address + static_cast<uintptr_t>((i * outer_stride + j * inner_stride) * size);
+          launch.memory.push_back({row, row + static_cast<uintptr_t>(columns * size), writable, initialised,
+                                   static_cast<int>(launch.names.size()) - 1});
         }
       }
     }
+    if (checked) launch.extents = launch.memory;
     if (runner == std::this_thread::get_id()) {
       throw std::runtime_error(kernel +
                                " is launched by a signal's handler while this thread simulates another launch");

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "signals.hpp"
 
+#include "calls.hpp"
+
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -9,8 +11,26 @@ namespace simulator {
 
 namespace {
 
-constexpr int kTicksWithoutSwitch = 16;  // of a quarter of a second of work
+constexpr uintptr_t kBelowStackPointer = 128;  // bytes that code may use
 constexpr size_t kStackBytes = 64 * 1024;
+
+// All registers that code may use, and the stack pointer.
+Digest registers_of(const ucontext_t& context, uintptr_t* stack_pointer) {
+  Digest digest;
+#if defined(__x86_64__)
+  const auto& registers = context.uc_mcontext;
+  for (int i = REG_R8; i <= REG_EFL; ++i) digest.add(static_cast<uint64_t>(registers.gregs[i]));
+  digest.add(registers.fpregs->_xmm, sizeof(registers.fpregs->_xmm));
+  *stack_pointer = static_cast<uintptr_t>(registers.gregs[REG_RSP]);
+#else
+  const auto& registers = context.uc_mcontext;
+  digest.add(registers.regs, sizeof(registers.regs));
+  digest.add(registers.pstate);
+  digest.add(registers.__reserved, 528);  // the first record: floating point
+  *stack_pointer = registers.sp;
+#endif
+  return digest;
+}
 
 }  // namespace
 
@@ -23,15 +43,16 @@ Signals::Signals() {
   thread_ = pthread_self();
   struct sigaction action{};
   action.sa_sigaction = &Signals::handle;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // it does not return
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;  // it may not return
   for (size_t i = 0; i < kCount; ++i) sigaction(kNumbers[i], &action, &old_[i]);
   sigevent event{};
   event.sigev_notify = SIGEV_THREAD_ID;
   event.sigev_signo = kTick;
   event._sigev_un._tid = static_cast<int>(syscall(SYS_gettid));
-  const itimerspec quarters{{0, 250'000'000}, {0, 250'000'000}};
+  const timespec period{0, 1'000'000'000 / Machine::kTicksPerSecond};
+  const itimerspec periods{period, period};
   has_timer_ =
-      timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_) == 0 && timer_settime(timer_, 0, &quarters, nullptr) == 0;
+      timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_) == 0 && timer_settime(timer_, 0, &periods, nullptr) == 0;
 }
 
 Signals::~Signals() {
@@ -58,11 +79,22 @@ void Signals::handle(int number, siginfo_t* info, void* context) {
   // Behind the instruction, as a return address lies behind its call.
   const auto* caller = touching ? machine->touching_ : reinterpret_cast<const void*>(code + 1);
   if (number == kTick) {
-    if (!on_fiber || machine->switches_ != machine->ticked_switches_) {
-      if (on_fiber) machine->ticked_switches_ = machine->switches_;
+    if (!on_fiber) return;
+    if (machine->switches_ != machine->ticked_switches_) {
+      machine->ticked_switches_ = machine->switches_;
       machine->ticks_ = 0;
-    } else if (++machine->ticks_ >= kTicksWithoutSwitch && of_kernel) {
-      machine->fail_here("endless", "the thread runs on and on without meeting another", caller);
+      machine->states_.clear();
+    } else {
+      ++machine->ticks_;
+    }
+    if (of_kernel && !touching) {
+      uintptr_t stack_pointer;
+      const Digest registers = registers_of(*static_cast<ucontext_t*>(context), &stack_pointer);
+      machine->check_end(caller, registers, stack_pointer - kBelowStackPointer);
+    } else if (machine->launch_->checked && !touching) {
+      // In the machine's own code: its next access shows the state of the kernel's.
+      trtc_looked_at[kLookedAt - 1] = reinterpret_cast<uintptr_t>(&Calls::access_after_tick);
+      machine->interface_.access = reinterpret_cast<decltype(machine->interface_.access)>(&trtc_look);
     }
     return;
   }
