@@ -13,6 +13,7 @@ from transformer_rtc.errors import SimulationError
 
 pytestmark = pytest.mark.usefixtures("kernels")
 MODES = pytest.mark.parametrize("checked", [True, False], ids=["checked", "fast"])
+CHECKED = SimulatedDevice(checked=True)
 FIELDS = (Field("x", "pointer"), Field("zero", "int32"), Field("count", "int32"))
 FLAG = "TRTC_SHARED(int, flag, 1); if (threadIdx.x == 0) flag[0] = 0; __syncthreads(); "
 ENDLESS = {
@@ -61,9 +62,9 @@ LONG = {
 }
 
 
-def launch(kernels, text, device, **values) -> np.ndarray:
+def launch(kernels, text, device, size=256, **values) -> np.ndarray:
     program = f'#include "platform.cuh"\nextern "C" __global__ void loops(const Params p) {{\n  {text}\n}}\n'
-    x = np.zeros(256, np.int32)
+    x = np.zeros(size, np.int32)
     kernel = kernels.compile(program, "loops", FIELDS, device)
     kernel.launch_plain((1, 1, 1), (64, 1, 1), {"x": x, "zero": 0, "count": 10**8, **values})
     return x
@@ -81,6 +82,13 @@ def test_a_loop_without_an_end_is_told_in_a_second(name, checked, kernels):
     assert caught.value.file in ("loops.cu", None)
     # The machine is of use afterwards.
     assert (launch(kernels, "static_cast<int*>(p.x)[threadIdx.x] = 7;", device)[:64] == 7).all()
+
+
+def test_checked_mode_needs_no_look_at_a_large_array(kernels):
+    start = time.process_time()
+    with pytest.raises(SimulationError, match="endless: the thread does the same for ever"):
+        launch(kernels, ENDLESS["a flag"], CHECKED, 5_000_000)
+    assert time.process_time() - start < 2
 
 
 @MODES

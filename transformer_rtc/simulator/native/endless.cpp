@@ -29,7 +29,10 @@ bool Machine::digest_memory(Digest& digest) const {
   for (const Extent& extent : launch_->memory) {
     if (extent.writable) bytes += extent.end - extent.begin;
   }
-  if (bytes > kMostDigested) return false;
+  if (bytes > kMostDigested) {
+    digest.add(progress_);  // in checked mode, of each write
+    return launch_->checked;
+  }
   digest.add(arenas_, static_cast<size_t>(arena_stride_) * resident_ctas_);
   for (const Extent& extent : launch_->memory) {
     if (extent.writable) digest.add(reinterpret_cast<const void*>(extent.begin), extent.end - extent.begin);

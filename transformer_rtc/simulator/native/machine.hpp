@@ -285,7 +285,7 @@ class Machine {
   void loop(bool (*interrupted)());
   // Fails where the running thread never ends, or has run for too long. `place` is where its registers were read.
   void check_end(const void* place, const Digest& registers, uintptr_t stack_pointer);
-  bool digest_memory(Digest& digest) const;   // false: the memory is unknown, or too large
+  bool digest_memory(Digest& digest) const;   // false: it is unknown, or too large
   bool digest_threads(Digest& digest) const;  // false: they wait for what is not in it
   const char* endless_meetings();             // null: not known
   uint64_t random();
