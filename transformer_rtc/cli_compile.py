@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} cannot be read: {error}") from error
-    fields = tuple(map(_field, arguments.field))
     try:
+        fields = tuple(map(_field, arguments.field))
         # The compiler's messages name the file. So does JSON quote it: as a string of C++.
         named = f"#line 1 {json.dumps(path, ensure_ascii=False)}\n{text}"
         folders = (os.path.dirname(path) or ".", *arguments.include)
@@ -102,9 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     start = time.perf_counter()
     made = _made(path, spec, architecture)
     elapsed = (time.perf_counter() - start) * 1e3
-    entries = re.findall(r"Compiling entry function '([^']+)'", made.log)
-    if made.kind == "ptx":
-        entries = re.findall(r"\.entry\s+(\w+)", made.image.decode(errors="replace"))
+    entries = compiler.entries_of(made.image)
     if spec.symbol not in entries:
         which = ", ".join(entries) or "none"
         raise Failure(f'{path} has no extern "C" __global__ {spec.symbol}; its entries are: {which}')

@@ -24,6 +24,7 @@ __all__ = [
     "check_architecture",
     "compile_program",
     "compiler_identity",
+    "entries_of",
     "file_identity",
     "installed",
     "installed_versions",
@@ -297,6 +298,13 @@ def check_architecture(architecture: int) -> None:
     raise CompilerNotFoundError(
         f"NVRTC {opened.version} does not compile for sm_{architecture}; {later}: pip install 'transformer_rtc[cu13]'"
     )
+
+
+def entries_of(image: bytes) -> list[str]:
+    """Return the names of the kernels in a cubin or in PTX, as the driver knows them."""
+    # A cubin has a section of parameters for each.
+    pattern = rb"\0\.nv\.constant0\.([\w$]+)(?=\0)" if image.startswith(b"\x7fELF") else rb"\.entry\s+([\w$]+)"
+    return sorted({name.decode() for name in re.findall(pattern, image)})
 
 
 def compile_program(

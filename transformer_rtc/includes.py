@@ -20,7 +20,7 @@ from . import compiler, sources
 from .errors import ArgumentError, CompileError, CompilerNotFoundError
 from .spec import KernelSpec, Params, TextSpec
 
-__all__ = ["ReadSpec", "explained", "headers_of", "may_include", "read"]
+__all__ = ["ReadSpec", "check_symbol", "explained", "headers_of", "may_include", "read"]
 
 # By whether there are headers of CUDA's: NVRTC looks for a relative name in the current folder, and the host's compiler
 # in one that has only what it was given.
@@ -34,6 +34,7 @@ _INCLUDE_OF_MACRO = re.compile(rf"{_START}include[ \t]+([A-Za-z_]\w*)")
 _DEFINITION = re.compile(rf"{_START}define[ \t]+(\w+)(\(?)[ \t]*([^\n]*)")
 _DEFINING_OPTION = re.compile(r"\s*(?:-D|--?define-macro)\s*=?\s*(.*)", re.DOTALL)
 _NAME = re.compile(r'("[^"\n]+"|<[^>\n]+>)\s*(?://.*|/\*.*)?')
+_ENTRY = re.compile(r"__global__[^;{}]*?\bvoid\s+(\w+)\s*\(")
 # What NVRTC, g++ and clang++ say of a file that is not there.
 _MISSING = re.compile(
     r"(?:cannot|could not) open source file \"([^\"]+)\"|fatal error: '?(.+?)'?(?:: No such file| file not found)"
@@ -320,6 +321,7 @@ def explained(spec: KernelSpec, of_cuda: bool) -> Iterator[None]:
         if not isinstance(original, TextSpec):
             raise
         log = error.log
+        check_symbol(original, _ENTRY.findall(original.text) if _undeclared(original.symbol).search(log) else ())
         match = _MISSING.search(log)
         if match:
             name = match[1] or match[2]
@@ -329,6 +331,26 @@ def explained(spec: KernelSpec, of_cuda: bool) -> Iterator[None]:
         for name, path in spec.paths.items() if isinstance(spec, ReadSpec) else ():
             log = log.replace(name, path)
         raise CompileError(error.symbol, error.options, original.program, log, error.versions) from None
+
+
+def _undeclared(symbol: str) -> re.Pattern[str]:
+    """Return what g++ and clang++ say of a name that is not there."""
+    return re.compile(rf"\W{symbol}\W+was not declared|undeclared identifier '{symbol}'")
+
+
+def check_symbol(spec: KernelSpec, entries: Iterable[str]) -> None:
+    """Refuse a kernel of a caller's own whose entry is not among those that were found; where none were, do nothing.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not.
+    """
+    found = list(entries)
+    if isinstance(spec, TextSpec | ReadSpec) and found and spec.symbol not in found:
+        raise ArgumentError(
+            f'the text has no extern "C" __global__ {spec.symbol}; its entries are: {", ".join(found)}'
+        ) from None
 
 
 def _refuse_cuda(symbol: str, name: str, of_cuda: bool) -> None:

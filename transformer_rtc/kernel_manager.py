@@ -448,6 +448,8 @@ class KernelManager:
             with includes.explained(spec, toolchain.has_cuda_headers):
                 compiled = toolchain.compile(spec.symbol, program, headers, spec.options, target, report)
             elapsed = (time.perf_counter() - start) * 1e3
+            if compiled.kind != "module":
+                includes.check_symbol(spec, compiler.entries_of(compiled.image))
             # Filed under what really compiled it, which may not be what the environment promised.
             self.cache.put(
                 stem,

@@ -178,7 +178,24 @@ class Target(NamedTuple):
         return f"sm_{self.architecture}" + (f".{self.simulated}" if self.simulated else "")
 
 
-class Field(NamedTuple):
+# What struct and another package's __index__ or __float__ raise of a value that a field cannot hold.
+_NO_NUMBER = (struct.error, TypeError, OverflowError, ValueError, RuntimeError)
+_FIELD_TYPES = {  # text in the kernel, struct code
+    "pointer": ("void*", "Q"),
+    "int64": ("long long", "q"),
+    "int32": ("int", "i"),
+    "uint32": ("unsigned int", "I"),
+    "float32": ("float", "f"),
+}
+
+
+class _Field(NamedTuple):
+    name: str
+    type: str
+    source: str = ""
+
+
+class Field(_Field):
     """A field of a kernel's parameters.
 
     Attributes
@@ -189,6 +206,11 @@ class Field(NamedTuple):
         ``"pointer"``, ``"int64"``, ``"int32"``, ``"uint32"`` or ``"float32"``.
     source : str
         What an operator fills it with, such as ``"x.data"``; empty: zero, or where the caller packs the values.
+
+    Raises
+    ------
+    ArgumentError
+        If the name is none of C++'s, or the type is unknown.
 
     Examples
     --------
@@ -201,20 +223,14 @@ class Field(NamedTuple):
     static_assert(sizeof(Params) == 16, "packing");
     """
 
-    name: str
-    type: str
-    source: str = ""
+    __slots__ = ()
 
-
-# What struct and another package's __index__ or __float__ raise of a value that a field cannot hold.
-_NO_NUMBER = (struct.error, TypeError, OverflowError, ValueError, RuntimeError)
-_FIELD_TYPES = {  # text in the kernel, struct code
-    "pointer": ("void*", "Q"),
-    "int64": ("long long", "q"),
-    "int32": ("int", "i"),
-    "uint32": ("unsigned int", "I"),
-    "float32": ("float", "f"),
-}
+    def __new__(cls, name: str, type: str, source: str = "") -> Field:
+        if not is_name(name):
+            raise ArgumentError(f"name is {shown(name)}; it takes a name of C++'s, of a field")
+        if not isinstance(type, str) or type not in _FIELD_TYPES:
+            raise ArgumentError(f"field {name} has the type {shown(type)}; types are {', '.join(_FIELD_TYPES)}")
+        return super().__new__(cls, name, type, source)
 
 
 class Params:
@@ -237,7 +253,7 @@ class Params:
     Raises
     ------
     ArgumentError
-        If one is no field, its name is none or its type is unknown, or two have one name.
+        If one is no field, or two have one name.
 
     Examples
     --------
@@ -256,12 +272,8 @@ class Params:
         code = "<"
         end, alignment = 0, 1
         for field in self.fields:
-            if not isinstance(field, Field) or not is_name(field.name):
-                raise ArgumentError(f"fields has {shown(field)}; it takes Fields, whose names are C++'s")
-            if not isinstance(field.type, str) or field.type not in _FIELD_TYPES:
-                raise ArgumentError(
-                    f"field {field.name} has the type {shown(field.type)}; types are {', '.join(_FIELD_TYPES)}"
-                )
+            if not isinstance(field, Field):
+                raise ArgumentError(f"fields has {shown(field)}; it takes Fields")
             if field.name in self.offsets:
                 raise ArgumentError(f"two fields are named {field.name}")
             size = struct.calcsize("<" + _FIELD_TYPES[field.type][1])

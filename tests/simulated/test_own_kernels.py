@@ -71,15 +71,37 @@ def test_what_lies_between_an_arrays_rows_is_not_touched(writes):
     launch(memory[1:3, 2:7], 5)
     np.testing.assert_array_equal(memory[1, 2:7], np.arange(1, 6))
     assert memory.sum() == 15
-    launch(memory[1:3], 20)
-    for out, threads in ((memory[1:3, 2:7], 6), (memory[1:3], 21)):
-        with pytest.raises(SimulationError, match="out_of_bounds"):
-            launch(out, threads)
-    # In every other element, and backwards: the first access of the second thread is beyond, or before.
-    for view in (memory[0, ::2], memory[:0:-1], memory.reshape(2, 2, 10)[:, :, :1]):
+    for out, threads in ((memory[1:3, 2:7], 6), (memory.reshape(2, 2, 10)[:, :, :1], 2), (memory[::2], 11)):
         with pytest.raises(SimulationError, match="out_of_bounds") as caught:
-            launch(view, 32)
-        assert caught.value.thread == (10 if view.shape == (3, 10) else 1, 0, 0)
+            launch(out, threads)
+        assert caught.value.thread == (threads - 1, 0, 0)
+
+
+def test_an_array_with_gaps_in_its_rows_is_refused_and_one_without_is_taken(writes):
+    kernel, memory = writes(CHECKED), np.zeros((4, 10), np.int32)
+
+    def launch(out, threads):
+        kernel.launch_plain(ONE, (threads, 1, 1), {"out": out, "value": 1})
+
+    for view in (memory[0, ::2], memory[:, ::3], memory[:0:-1], memory[0, ::-1], np.broadcast_to(memory[0], (3, 10))):
+        with pytest.raises(ArgumentError, match=r"writes: out has the shape .* without gaps in its rows"):
+            launch(view, 1)
+    for view in (memory[1:3], memory[1:2, :], memory.T, memory[2], memory[:, None], memory[3:, 4:]):
+        memory[:] = 0
+        launch(view, view.size)
+        assert memory.sum() == sum(range(1, view.size + 1))
+        with pytest.raises(SimulationError, match="out_of_bounds"):
+            launch(view, view.size + 1)
+
+
+def test_a_symbol_that_the_text_lacks_is_refused_with_those_that_it_has(kernels):
+    text = f'{WRITES}\nextern "C" __global__ __launch_bounds__(64) void other(const Params p) {{}}'
+    for target in (CHECKED.target, SimulatedDevice().target, 90):
+        message = r'the text has no extern "C" __global__ write; its entries are: (writes, other|other, writes)$'
+        with pytest.raises(ArgumentError, match=message):
+            kernels.image(TextSpec(text, "write", FIELDS), target)
+    with pytest.raises(ArgumentError, match=r"its entries are: _Z\d+mangled6Params$"):
+        kernels.image(TextSpec("__global__ void mangled(Params p) {}", "mangled", FIELDS), 90)
 
 
 def test_parameters_of_another_size_and_a_stream_are_refused(writes, kernels):

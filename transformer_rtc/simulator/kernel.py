@@ -237,6 +237,7 @@ class SimulatedKernel(Kernel):
                 elif field.type == "pointer" and value != 0:
                     knows_memory = False
             packed = self.params.pack(**values)
+            knows_memory = knows_memory and all(outer * inner == 1 for *_, outer, _, inner, _ in memory)
         self._check(config, packed, stream)
         self._simulated.launch(
             config.grid, config.block, config.cluster, config.dynamic_shared_memory, config.cooperative, packed, stream,
@@ -248,21 +249,30 @@ class SimulatedKernel(Kernel):
         if interface is None:
             raise ArgumentError(f"{self.symbol}: {name} must be an address or a numpy array; it is {type(array)}")
         address, read_only = interface["data"]
-        columns = int(interface["typestr"][2:])
-        shape, strides = list(interface["shape"]), interface.get("strides")
-        if strides is None:
-            columns *= math.prod(shape)
-            shape, strides = [], []
-        strides = list(strides)
-        while shape and strides[-1] == columns:  # what lies without gaps is one row
-            columns *= shape.pop()
-            strides.pop()
-        if columns == 0 or 0 in shape:
+        size, shape, strides = int(interface["typestr"][2:]), interface["shape"], interface.get("strides")
+        dimensions: list[tuple[int, int]] = []
+        if strides is None or 0 in shape:
+            size *= math.prod(shape)
+        else:
+            dimensions = sorted((stride, extent) for stride, extent in zip(strides, shape, strict=True) if extent != 1)
+        element = size
+        while dimensions and dimensions[0][0] == size:  # what lies without gaps is one row
+            size *= dimensions.pop(0)[1]
+        # Rows may be apart, and what lies between them is not the kernel's.
+        if dimensions and (dimensions[0][0] < size or (size == element and shape[-1] != 1)):
+            raise ArgumentError(
+                f"{self.symbol}: {name} has the shape {shape} and strides of {strides} bytes; it takes an array "
+                f"without gaps in its rows, as numpy.ascontiguousarray makes it, or an address"
+            )
+        if size == 0:
             return int(address)
-        extents, steps = [1, 1, *shape][-2:], [0, 0, *strides][-2:]
-        for place in itertools.product(*(range(extent) for extent in shape[:-2])):
-            start = address + sum(i * stride for i, stride in zip(place, strides, strict=False))
-            memory.append((start, not read_only, True, name, 1, columns, extents[0], steps[0], extents[1], steps[1]))
+        apart: list[tuple[int, int]] = [(0, 1), (0, 1), *reversed(dimensions)]
+        outer, (outer_step, outer_extent), (inner_step, inner_extent) = apart[:-2], apart[-2], apart[-1]
+        for place in itertools.product(*(range(extent) for _, extent in outer)):
+            start = address + sum(i * stride for i, (stride, _) in zip(place, outer, strict=True))
+            memory.append(
+                (start, not read_only, True, name, 1, size, outer_extent, outer_step, inner_extent, inner_step)
+            )
         return int(address)
 
 
