@@ -84,6 +84,19 @@ def test_a_loop_without_an_end_is_told_in_a_second(name, checked, kernels):
     assert (launch(kernels, "static_cast<int*>(p.x)[threadIdx.x] = 7;", device)[:64] == 7).all()
 
 
+@MODES
+def test_a_loop_of_which_memory_alone_changes_ends(checked, kernels):
+    # At most places of this loop, registers and flags are the same each time. It lasts for many ticks.
+    text = """
+      if (threadIdx.x > 0) return;
+      volatile unsigned* sum = static_cast<volatile unsigned*>(p.x);
+      for (sum[0] = 0; sum[0] != p.count; sum[0] = sum[0] + 1) {
+        if (sum[1] == 5 || sum[1] == 5 || sum[1] == 5 || sum[1] == 5 || sum[1] == 5 || sum[1] == 5) return;
+      }"""
+    count = 2 * 10**6 if checked else 2 * 10**9
+    assert launch(kernels, text, SimulatedDevice(checked=checked), count=count)[0] == count
+
+
 def test_checked_mode_needs_no_look_at_a_large_array(kernels):
     start = time.process_time()
     with pytest.raises(SimulationError, match="endless: the thread does the same for ever"):
