@@ -22,8 +22,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # What the machine of a block left out needs: a GPU, or a package that is no part of the tests.
 WORDS = ("gpu", "package")
-# Pages whose examples need a GPU or another page's names, or fail on purpose, and are not yet marked so.
-NOT_YET = {"own-kernels.md"}
 
 FENCE = re.compile(r"^ *```python([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^print\(.*\)  # (.*)$", re.MULTILINE)
@@ -96,14 +94,12 @@ def fault_of(done: subprocess.CompletedProcess[str], blocks: list[Block]) -> str
 
 def test_a_block_is_left_out_by_a_known_word_alone():
     assert {block.word for blocks in PAGES.values() for block in blocks} <= {"", *WORDS}
-    assert PAGES.keys() >= NOT_YET
 
 
 def cases() -> list[Any]:
     """Return the pages to run; inductor compiles for 10 seconds."""
-    names = [name for name in PAGES if name not in NOT_YET]
-    slow = {name for name in names if any("torch.compile" in block.code for block in PAGES[name])}
-    return [pytest.param(name, marks=[pytest.mark.thorough] if name in slow else []) for name in names]
+    slow = {name for name in PAGES if any("torch.compile" in block.code for block in PAGES[name])}
+    return [pytest.param(name, marks=[pytest.mark.thorough] if name in slow else []) for name in PAGES]
 
 
 @pytest.mark.parametrize("page", cases())
