@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager tells of a compile or a load."""
+"""What a manager tells of a compile or a load, and whom."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
+from . import log
 from .simulator import SimulatedDevice
 from .spec import Target
 
-__all__ = ["Event"]
+__all__ = ["Event", "Listeners"]
 
 
 class Event(NamedTuple):
@@ -53,3 +56,42 @@ class Event(NamedTuple):
     milliseconds: float
     size: int
     origin: str
+
+
+class Listeners:
+    """Those who are told of events, and how many there were of each kind.
+
+    Parameters
+    ----------
+    is_logged : bool
+        Whether events are printed even where no handler of `logging` reads them.
+
+    Attributes
+    ----------
+    counts : Counter of str
+        Of events, by their kinds.
+    """
+
+    def __init__(self, is_logged: bool) -> None:
+        self.counts: Counter[str] = Counter()
+        self._callbacks: list[Callable[[Event], None]] = []
+        self._is_logged = is_logged
+
+    def add(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+        """Have a callback told of every event from now on, until what is returned is called."""
+        self._callbacks.append(callback)
+
+        def stop() -> None:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+        return stop
+
+    def tell(self, event: Event, where: str = "") -> None:
+        """Count an event, log it, and call who waits for it; `where`: the device's name in the log."""
+        self.counts[event.kind] += 1
+        if log.is_read(log.INFO, self._is_logged):
+            what = f"{event.kind} {event.symbol} {where or event.target} {event.milliseconds:.2f} ms"
+            log.tell(log.INFO, f"{what}, {event.size} bytes from {event.origin}", self._is_logged)
+        for callback in tuple(self._callbacks):
+            callback(event)

@@ -7,13 +7,12 @@ import functools
 import os
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from . import compiler, includes, log, usage
 from .cache import DiskCache
-from .checks import check_flag, check_integer, check_type, is_integer, paths_of
+from .checks import check_flag, check_integer, check_type, paths_of
 from .device import Device, DeviceLike, device_of
 from .errors import (
     ArgumentError,
@@ -23,28 +22,18 @@ from .errors import (
     UnexpectedCompileError,
     shown,
 )
-from .events import Event
+from .events import Event, Listeners
 from .launch import Kernel, refuses_image
 from .lookup import Image, Lookup
 from .once import Beside, Once
 from .settings import Settings, settings
 from .spec import Field, KernelSpec, Params, Target, TextSpec, is_name
-from .toolchain import CompileFunction, NvrtcToolchain, toolchain_of
+from .toolchain import CompileFunction, NvrtcToolchain, target_of, toolchain_of
 
 __all__ = ["KernelManager", "manager"]
 
 # A model needs some dozens; hidden sizes that vary without end, as of padded batches, must not fill a GPU.
 MOST_KERNELS = 512
-
-
-def _target_of(spec: object, target: object) -> Target:
-    """Return the target of an architecture, or the one that is given."""
-    check_type(spec, KernelSpec, "spec")
-    if isinstance(target, Target):
-        return target
-    if not is_integer(target, 1, 999):
-        raise ArgumentError(f"target is {shown(target)}; it takes an architecture, such as 90, or a Target")
-    return Target(target)  # type: ignore[arg-type]
 
 
 class KernelManager:
@@ -101,14 +90,14 @@ class KernelManager:
         for name, function in (("compile_program", compile_program), ("identity", identity)):
             if not callable(function):
                 raise ArgumentError(f"{name} is {shown(function)}; it takes a callable")
-        self.counts: Counter[str] = Counter()
         self._nvrtc = NvrtcToolchain(compile_program, identity)
         self._settings = options
         self._lookup = Lookup(cache, self._nvrtc, options.other_nvrtc)
         check_integer(most_kernels, "most_kernels", 1)
         self._images = Once(most_kernels)
         self._kernels = Once(most_kernels)
-        self._callbacks: list[Callable[[Event], None]] = []
+        self._listeners = Listeners(is_logged=options.log >= 1)
+        self.counts = self._listeners.counts
         self._untold: dict[tuple[KernelSpec, Target], Event] = {}
         self._freezes = 0
 
@@ -131,13 +120,7 @@ class KernelManager:
         """
         if not callable(callback):
             raise ArgumentError(f"callback is {shown(callback)}; it takes a callable")
-        self._callbacks.append(callback)
-
-        def stop() -> None:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
-
-        return stop
+        return self._listeners.add(callback)
 
     def freeze(self) -> Callable[[], None]:
         """Forbid compiles from now on, as after a warm-up: NVRTC's, and the driver's of PTX.
@@ -355,7 +338,7 @@ class KernelManager:
 
     def in_memory(self, spec: KernelSpec, target: int | Target) -> bool:
         """Whether `image` would read no file."""
-        on = _target_of(spec, target)
+        on = target_of(spec, target)
         return (self._read(spec, on), on) in self._images
 
     def image(self, spec: KernelSpec, target: int | Target, cubin: bool = False) -> Image:
@@ -381,7 +364,7 @@ class KernelManager:
             if cubin:
                 toolchain_of(target, self._nvrtc).check_target(target)
 
-        on = _target_of(spec, target)
+        on = target_of(spec, target)
         return self._image(self._read(spec, on), on, check)
 
     def _image(self, spec: KernelSpec, target: Target, before_compile: Callable[[Target], None]) -> Image:
@@ -390,7 +373,7 @@ class KernelManager:
         # callback takes.
         event = self._untold.pop((spec, target), None)
         if event is not None:
-            self._tell(event)
+            self._listeners.tell(event)
         return found
 
     def _image_untold(self, spec: KernelSpec, target: Target) -> None:
@@ -465,7 +448,9 @@ class KernelManager:
             )
         if report:
             log.tell(log.DEBUG, f"{spec.symbol}\n{program}\n{compiled.log}", self._settings.log >= 2)
-        (tell or self._tell)(Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler"))
+        (tell or self._listeners.tell)(
+            Event("compile", spec.symbol, target, None, elapsed, len(compiled.image), "compiler")
+        )
         return Image(compiled.image, compiled.kind, "compiler")
 
     def _load(
@@ -495,18 +480,10 @@ class KernelManager:
                     raise error from None
             elapsed = (time.perf_counter() - start) * 1e3
             event = "load_ptx" if kind == "ptx" else "load"
-            self._tell(Event(event, symbol, target, on.given, elapsed, len(data), origin), on.log_name)
+            self._listeners.tell(Event(event, symbol, target, on.given, elapsed, len(data), origin), on.log_name)
             return kernel
 
         return self._kernels.get((key, on.given), make)
-
-    def _tell(self, event: Event, where: str = "") -> None:
-        self.counts[event.kind] += 1
-        if log.is_read(log.INFO, self._settings.log >= 1):
-            what = f"{event.kind} {event.symbol} {where or event.target} {event.milliseconds:.2f} ms"
-            log.tell(log.INFO, f"{what}, {event.size} bytes from {event.origin}", self._settings.log >= 1)
-        for callback in tuple(self._callbacks):
-            callback(event)
 
 
 manager: KernelManager = KernelManager(

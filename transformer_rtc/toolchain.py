@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from . import compiler, static
+from .checks import check_type, is_integer
 from .compiler import Compiled
-from .spec import Target
+from .errors import ArgumentError, shown
+from .spec import KernelSpec, Target
 
-__all__ = ["CompileFunction", "NvrtcToolchain", "SimulatorToolchain", "Toolchain", "toolchain_of"]
+__all__ = ["CompileFunction", "NvrtcToolchain", "SimulatorToolchain", "Toolchain", "target_of", "toolchain_of"]
 
 
 class CompileFunction(Protocol):
@@ -171,3 +173,13 @@ _SIMULATOR = SimulatorToolchain()
 def toolchain_of(target: Target, nvrtc: Toolchain) -> Toolchain:
     """Return what compiles for a target, where `nvrtc` does for GPUs."""
     return _SIMULATOR if target.simulated else nvrtc
+
+
+def target_of(spec: object, target: object) -> Target:
+    """Return the target of an architecture, or the one that is given."""
+    check_type(spec, KernelSpec, "spec")
+    if isinstance(target, Target):
+        return target
+    if not is_integer(target, 1, 999):
+        raise ArgumentError(f"target is {shown(target)}; it takes an architecture, such as 90, or a Target")
+    return Target(target)  # type: ignore[arg-type]
