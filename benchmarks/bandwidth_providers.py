@@ -191,25 +191,26 @@ def liger(torch: Any, case: Case) -> Bind:
 
 
 def quack(torch: Any, case: Case) -> Bind:
-    from quack import rmsnorm, softmax
+    from quack.rmsnorm import layernorm_bwd, layernorm_fwd, rmsnorm
+    from quack.softmax import softmax_bwd, softmax_fwd
 
     if case.does.norm == "softmax":
         if case.matrix or case.operator.startswith("log_"):
             raise UnsupportedError
-        return lambda arrays: softmax_cases.in_quack(case, arrays.softmax, softmax)
+        return lambda arrays: softmax_cases.in_quack(case, arrays.softmax, softmax_fwd, softmax_bwd)
     if case.form or case.does.way.startswith("add"):
         raise UnsupportedError
     if case.does.norm == "rms_norm":
-        return of_function(torch, case, lambda x, weight: rmsnorm.rmsnorm(x, weight, eps=EPS))
+        return of_function(torch, case, lambda x, weight: rmsnorm(x, weight, eps=EPS))
     if case.per_head:
         raise UnsupportedError
 
     def layer_norm(arrays: Arrays) -> Call:
         columns = [column.float() for column in arrays.columns]  # it takes no other, and this is not timed
         if not case.backward:
-            return functools.partial(rmsnorm.layernorm_fwd, arrays.x, *columns, eps=EPS)
+            return functools.partial(layernorm_fwd, arrays.x, *columns, eps=EPS)
         return functools.partial(
-            rmsnorm.layernorm_bwd, arrays.x, columns[0], arrays.other, arrays.rstd.view(-1), arrays.mean.view(-1)
+            layernorm_bwd, arrays.x, columns[0], arrays.other, arrays.rstd.view(-1), arrays.mean.view(-1)
         )
 
     return layer_norm
