@@ -76,7 +76,7 @@ def test_fields_of_another_size_than_the_loaded_kernels_are_refused(manager, fie
 
 
 def test_an_entry_that_is_not_in_the_program_is_an_error_that_names_it(manager):
-    with pytest.raises(DriverError, match="looking up the entry other"):
+    with pytest.raises(ArgumentError, match="__global__ other; its entries are: fill"):
         manager.compile(FILL, "other", FIELDS, 0)
 
 
