@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from bad_values import Protocol
 
-from transformer_rtc import Field, SimulatedDevice, add_rms_norm, rms_norm, rms_norm_backward, softmax, using
+from transformer_rtc import Field, SimulatedDevice, add, add_rms_norm, rms_norm, rms_norm_backward, softmax, using
 from transformer_rtc.errors import ArgumentError
 from transformer_rtc.spec import Params
 
@@ -67,6 +67,22 @@ def test_a_fake_tensor_gives_a_fake_one(torch, device):
     found = rms_norm(x, out_dtype=torch.bfloat16)
     assert type(found) is type(x) and found.shape == x.shape
     assert found.dtype == torch.bfloat16 and found.device == x.device
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda x, meta: rms_norm(x, meta[0]), "weight must be on the device of x, cpu; it is on meta"),
+        (lambda x, meta: rms_norm(meta, x[0]), "weight must be on the device of x, meta; it is on cpu"),
+        (lambda x, meta: rms_norm(x.clone().requires_grad_(), meta[0]), "weight must be on the device of x"),
+        (lambda x, meta: rms_norm(x, out=meta), "out must be on the device of x, cpu; it is on meta"),
+        (lambda x, meta: softmax(x, mask=meta > 0), "mask must be on the device of x"),
+        (lambda x, meta: add(x, meta), "other must be on the device of x"),
+    ],
+)
+def test_a_meta_tensor_beside_one_with_elements_is_refused(torch, call, says):
+    with pytest.raises(ArgumentError, match=says):
+        call(torch.ones(4, 64), torch.ones(4, 64, device="meta"))
 
 
 def test_a_meta_tensor_gives_a_meta_one(torch):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ..errors import ArgumentError
 from ..spec import DType
 from .schema import NOBODY, Made, Schema
 
-__all__ = ["Shapes", "absent", "broadcast_shape", "fake_of", "torch_dtype"]
+__all__ = ["Shapes", "absent", "broadcast_shape", "check_devices", "fake_of", "torch_dtype"]
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -88,9 +88,21 @@ def _dtype(schema: Schema, one: Made, dtypes: dict[str, torch.dtype], values: li
     return dtypes[schema.declaration.arrays[0].name]
 
 
+def check_devices(name: str, arrays: Iterable[tuple[str, Any]]) -> None:
+    """Refuse arrays of several devices, as a call with values does: one on meta would leave all results unset."""
+    (first, one), *others = ((keyword, value) for keyword, value in arrays if isinstance(value, torch.Tensor))
+    for keyword, other in others:
+        if other.device != one.device:
+            raise ArgumentError(
+                f"{name}: {keyword} must be on the device of {first}, {one.device}; it is on {other.device}"
+            )
+
+
 def fake_of(schema: Schema, arguments: tuple[Any, ...]) -> Any:
     """Return what an operator returns for arguments of which nothing but shapes and types is known."""
     values = schema.values(arguments)
+    keywords = (argument.keyword for argument in schema.declaration.arguments)
+    check_devices(schema.declaration.name, zip(keywords, values, strict=True))
     shapes = Shapes(schema, values)
     named = dict(zip((argument.name for argument in schema.declaration.arguments), values, strict=True))
     arrays = schema.declaration.arrays

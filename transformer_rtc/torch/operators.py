@@ -23,7 +23,7 @@ from ..declaration import declarations
 from ..errors import ArgumentError
 from ..spec import DTYPES
 from .autograd import recorded
-from .fakes import absent, fake_of, torch_dtype
+from .fakes import absent, check_devices, fake_of, torch_dtype
 from .schema import NOBODY, Schema, schema_of
 from .transforms import batched
 
@@ -254,6 +254,7 @@ def _functional(schema: Schema, operator: Callable[..., Any]) -> Callable[..., A
         for at, asks, dtype, keyword in outputs:
             if values[at] is None:
                 continue
+            check_devices(name, ((arrays[0][1], values[arrays[0][0]]), (keyword, values[at])))
             if asks not in (nobody, at) and not values[asks]:
                 raise ArgumentError(f"{name}: {keyword} was given, but {keywords[asks]} is False")
             if torch.is_grad_enabled():
