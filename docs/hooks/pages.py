@@ -1,23 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of the site that are no files of docs/: the repository's own pages, and the reference of all public names.
 
-Tables that the code owns are written where a page has a comment such as ``<!-- from the code: variables -->``.
-
 A link from one page to another is relative to the repository there, and to the site here; what is no page of the site,
 such as a program, keeps its text and loses its link.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import importlib
 import posixpath
 import re
-import sys
-import types
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +25,6 @@ PAGES = {
     "benchmarks/README.md": "measurements.md",
 }
 RESULTS = "benchmarks/results"
-TABLE = re.compile(r"^<!-- from the code: ([\w ]+) -->$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 # A word behind a fence's language is for tests and for CI; superfences takes such a fence for text.
 FENCE = re.compile(r"^(```\w+) \w+$", re.MULTILINE)
@@ -118,81 +109,6 @@ def reference() -> dict[str, str]:
     }
 
 
-def _module(name: str) -> Any:
-    """Return a module of the package that needs no native one, without the package, which may not be built."""
-    if "_documented" not in sys.modules:
-        package = types.ModuleType("_documented")
-        package.__path__ = [str(ROOT / "transformer_rtc")]
-        sys.modules["_documented"] = package
-    return importlib.import_module(f"_documented.{name}")
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield each command's name and its parser, those of `cache` as commands of two words."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, made in action.choices.items():
-                below = list(_commands(made))
-                yield from [(f"{name} {action}", one) for action, one in below] or [(name, made)]
-
-
-def _options(parser: argparse.ArgumentParser) -> str:
-    """Return the table of what a command takes."""
-    rows = []
-    # What has no name comes first, and what every command has last.
-    for action in sorted(parser._actions, key=lambda one: (bool(one.option_strings), one.dest == "json")):
-        if isinstance(action, argparse._HelpAction):
-            continue
-        value = action.metavar or action.dest.upper() if action.nargs != 0 else ""
-        many = {"+": f"{value} ...", "*": f"{value} ..."}.get(str(action.nargs), str(value))
-        name = f"{action.option_strings[-1]} {many}".strip() if action.option_strings else action.metavar or action.dest
-        name += " ..." if not action.option_strings and action.nargs == "*" else ""
-        rows.append(
-            (f"`{name}`", str(action.help) + (" (required)" if action.option_strings and action.required else ""))
-        )
-    return _table(("argument", "what it is"), rows)
-
-
-def tables() -> dict[str, str]:
-    """Return the tables that pages have, by their names."""
-    settings, cli_parser, spec = map(_module, ("settings", "cli_parser", "spec"))
-    commands = dict(_commands(cli_parser.parser(defaultdict(lambda: None))))
-    header = ("variable", "what it takes", "by default", "what it does")
-    found = {
-        name: _table(
-            header,
-            [(f"`{one.name.replace(', ', '`, `')}`", one.takes, one.default, one.text) for one in variables],
-        )
-        for name, variables in (("variables", settings.VARIABLES), ("other variables", settings.OTHERS))
-    }
-    found["exits"] = _table(("it exits with", "when"), [(str(code), told) for code, told in cli_parser.EXITS.items()])
-    found["commands"] = _table(
-        ("command", "what it does"),
-        [(f"[`{name}`](#{name.replace(' ', '-')})", str(one.description)) for name, one in commands.items()],
-    )
-    found |= {f"options of {name}": _options(one) for name, one in commands.items()}
-    rows = []
-    for architecture in spec.ARCHITECTURES:
-        first = spec.FIRST_NVRTC[architecture]
-        of_extra = "any of the extras `cu12` and `cu13`" if first <= (12, 8) else f"{first[0]}.{first[1]} or later"
-        rows.append((f"`sm_{architecture}`", f"{architecture / 10:.1f}", of_extra))
-    found["architectures"] = _table(("architecture", "compute capability", "NVRTC"), rows)
-    return found
-
-
-def with_tables(text: str, name: str) -> str:
-    """Return a page with its tables."""
-    known = tables()
-    if name == "command-line.md" and (missing := {key for key in known if "options" in key} - {*TABLE.findall(text)}):
-        raise ValueError(f"{name} lacks {', '.join(sorted(missing))}")
-    return TABLE.sub(lambda found: known[found[1]], text)
-
-
 def _places_in_torch() -> list[str]:
     return [f"{module}.{name}" for name, module in _of_torch("_LATER").items()]
 
@@ -217,8 +133,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Give a file of docs/ its tables, and the site's links."""
+    """Give a file of docs/ the site's links."""
     path = page.file.src_path
     if page.file.generated_by is not None:
         return markdown
-    return with_links(with_tables(markdown, path), f"docs/{path}")
+    return with_links(markdown, f"docs/{path}")

@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 
+import make_docs
 import pytest
 
 from transformer_rtc import cli
@@ -121,3 +122,14 @@ def test_each_command_has_an_example():
     page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     for name in names(cli._parser()):
         assert f"\n## {name}\n" in page and f"\ntransformer-rtc {name}" in page and f"options of {name} -->" in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_say_what_the_code_says(page):
+    text = page.read_text(encoding="utf-8")
+    assert text == make_docs.with_tables(text), "run tests/tools/make_docs.py"
+
+
+def test_every_command_has_a_table_of_its_options():
+    there = {name for page in PAGES for _, name, _ in make_docs.TABLE.findall(page.read_text(encoding="utf-8"))}
+    assert there == make_docs.tables().keys()
