@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation quotes: messages of the package, and commands that its command line takes."""
+"""The documentation: its sentences, the modules that it names, and what it quotes of the package."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from transformer_rtc import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+EVERY_PAGE = [*sorted(ROOT.glob("*.md")), *PAGES, ROOT / "benchmarks" / "README.md"]
+MOST_WORDS = 35  # of a sentence
 HOLE = "\0"  # what a message has of values
 
 
@@ -133,3 +135,47 @@ def test_tables_say_what_the_code_says(page):
 def test_every_command_has_a_table_of_its_options():
     there = {name for page in PAGES for _, name, _ in make_docs.TABLE.findall(page.read_text(encoding="utf-8"))}
     assert there == make_docs.tables().keys()
+
+
+def paragraphs_of(page: str) -> list[str]:
+    """Return a page's paragraphs and items of lists, without code, tables and headings; a link is its words."""
+    text = re.sub(r"^( *)```.*?^\1```$|<!--.*?-->|^ *(?:#+ |\|).*?$", "\n", page, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return [" ".join(part.split()) for part in re.split(r"\n\s*\n|^ *(?:[-*]|\d+\.) ", text, flags=re.MULTILINE)]
+
+
+def sentences_of(page: str) -> list[str]:
+    ends = r"(?<=[.!?])(?:\*\*)?\s+(?=\W*[A-Z])|(?<=[.!?])(?:\*\*)?\s+(?=`)"
+    return [sentence for part in paragraphs_of(page) for sentence in re.split(ends, part) if sentence]
+
+
+def too_long(page: str) -> list[str]:
+    return [sentence for sentence in sentences_of(page) if len(sentence.split()) > MOST_WORDS]
+
+
+@pytest.mark.parametrize("path", EVERY_PAGE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_sentence_is_long(path):
+    page = path.read_text(encoding="utf-8")
+    assert len(sentences_of(page)) > 3
+    assert too_long(page) == []
+
+
+def test_a_long_sentence_would_be_noticed():
+    words = " ".join(["word"] * MOST_WORDS)
+    long = [f"# Title\n\nOne more {words}.\n", f"- One.\n- More\n  {words}, `code`.\n", f"1. A [b](c) {words}."]
+    assert [len(too_long(page)) for page in long] == [1, 1, 1]
+    short = [f"```sh\n{words} more\n```\n\n{words}.", f"| {words} b |\n", f"{words}. One more.\n\n- {words}\n- More\n"]
+    assert [too_long(page) for page in short] == [[], [], []]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_begins_by_what_it_is_for(path):
+    assert re.match(r"# [^\n]+\n\nThis page ", path.read_text(encoding="utf-8"))
+
+
+def test_the_page_of_modules_names_all():
+    page = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
+    package = ROOT / "transformer_rtc"
+    files = [path for suffix in ("py", "cpp") for path in package.rglob(f"*.{suffix}") if path.name != "__init__.py"]
+    assert len(files) > 100
+    assert sorted({path.name for path in files if not re.search(rf"[`/]{re.escape(path.name)}`", page)}) == []
