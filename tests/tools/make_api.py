@@ -43,7 +43,7 @@ from transformer_rtc.views import LAST, viewed
 OPS = Path(__file__).parents[2] / "transformer_rtc" / "ops"
 
 _WIDTH = 120
-_ORDER = "Several are a tuple in this order, and one is no tuple."
+_ORDER = "Several results are a tuple in this order. One result is not a tuple."
 _RAISES = """\
 Raises
 ------
@@ -54,7 +54,7 @@ AllocationError
 UnexpectedCompileError
     If a kernel must be compiled, and `freeze` or the environment forbids it.
 CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-    If there is no way to run.
+    If there is no way to run the call.
 """
 _EXAMPLES = """\
 Examples

@@ -25,21 +25,21 @@ def scales(of: str) -> tuple[Input, Update, Update]:
             _ONE,
             (FLOAT32,),
             optional=True,
-            doc=f"For an output of {of}: y is multiplied by it before it is rounded.",
+            doc=f"For an output of {of}: y is multiplied by `scale` before y is rounded.",
         ),
         Update(
             "amax",
             _ONE,
             (FLOAT32,),
             over_rows="max",
-            doc=f"""For an output of {of}: becomes the maximum of what it holds and of the magnitudes of y before the
-            scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.""",
+            doc=f"""For an output of {of}: it becomes the maximum of its value and of the magnitudes of y before the
+            scale, or NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.""",
         ),
         Update(
             "scale_inv",
             _ONE,
             (FLOAT32,),
-            doc="Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.",
+            doc="It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.",
         ),
     )
 
@@ -49,9 +49,9 @@ ROW_SCALE = Result(
     "...",
     (FLOAT32,),
     called="row_scaling",
-    doc="""For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over
-    the largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
-    returned: ``y = out * row_scale``.""",
+    doc="""For an output of float8 or int8: each row is divided by its own scale, and the scales are returned:
+    ``y = out * row_scale``. A scale is the row's largest magnitude divided by the largest number of the type. It is at
+    least 2^-126, and 1 for a row of zeros.""",
 )
 
 

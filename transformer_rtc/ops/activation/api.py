@@ -50,38 +50,38 @@ def gelu(
 
     ``y = x * P(x)`` with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated, ``P(x) = (1 + tanh(sqrt(2 / pi) *
     (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016). Arithmetic is in
-    float32, and y is rounded once. What is below the smallest normal number may become 0. Of -infinity, y is NaN,
-    or 0 of the exact GELU. An element's bits depend on no other element, nor on where it lies.
+    float32, and y is rounded once. A y below the smallest normal number may become 0. If x is -infinity, y is NaN,
+    and 0 in the exact GELU. An element's bits depend on no other element, nor on its address.
 
     torch's autograd records the gradient.
 
     Parameters
     ----------
     x : array [..., columns], float32, float16 or bfloat16
-        As `rms_norm` takes it.
+        As in `rms_norm`.
     approximate : {"tanh"}, optional
-        ``'tanh'``: P is what the tanh approximates; None: it is exact.
+        ``'tanh'``: P is approximated by tanh. None: P is exact.
     out : array [..., columns], optional
         Where y is written: x itself, or an array that shares no element with the inputs.
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
     scale : array of one float32, optional
-        For an output of float8 or int8: y is multiplied by it before it is rounded.
+        For an output of float8 or int8: y is multiplied by `scale` before y is rounded.
     amax : array of one float32, optional
-        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
-        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+        For an output of float8 or int8: it becomes the maximum of its value and of the magnitudes of y before the
+        scale, or NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+        It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     y : array [..., columns]
-        Of x's framework and type, or as asked for.
+        An array of x's framework and type, or as requested.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def gelu(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -118,37 +118,37 @@ def silu(
     """Return the sigmoid linear unit.
 
     ``y = x * sigmoid(x)`` with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted
-    linear units", 2017). Arithmetic is in float32, and y is rounded once. What is below the smallest normal number
-    may become 0. Of -infinity, y is NaN, or 0 of the exact GELU. An element's bits depend on no other element, nor
-    on where it lies.
+    linear units", 2017). Arithmetic is in float32, and y is rounded once. A y below the smallest normal number may
+    become 0. If x is -infinity, y is NaN, and 0 in the exact GELU. An element's bits depend on no other element,
+    nor on its address.
 
     torch's autograd records the gradient.
 
     Parameters
     ----------
     x : array [..., columns], float32, float16 or bfloat16
-        As `rms_norm` takes it.
+        As in `rms_norm`.
     out : array [..., columns], optional
         Where y is written: x itself, or an array that shares no element with the inputs.
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
     scale : array of one float32, optional
-        For an output of float8 or int8: y is multiplied by it before it is rounded.
+        For an output of float8 or int8: y is multiplied by `scale` before y is rounded.
     amax : array of one float32, optional
-        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
-        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+        For an output of float8 or int8: it becomes the maximum of its value and of the magnitudes of y before the
+        scale, or NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+        It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     y : array [..., columns]
-        Of x's framework and type, or as asked for.
+        An array of x's framework and type, or as requested.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def silu(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -192,28 +192,28 @@ def relu_squared(
     Parameters
     ----------
     x : array [..., columns], float32, float16 or bfloat16
-        As `rms_norm` takes it.
+        As in `rms_norm`.
     out : array [..., columns], optional
         Where y is written: x itself, or an array that shares no element with the inputs.
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
     scale : array of one float32, optional
-        For an output of float8 or int8: y is multiplied by it before it is rounded.
+        For an output of float8 or int8: y is multiplied by `scale` before y is rounded.
     amax : array of one float32, optional
-        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
-        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+        For an output of float8 or int8: it becomes the maximum of its value and of the magnitudes of y before the
+        scale, or NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+        It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     y : array [..., columns]
-        Of x's framework and type, or as asked for.
+        An array of x's framework and type, or as requested.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def relu_squared(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -253,9 +253,9 @@ def gelu_and_mul(
 
     ``y = x * P(x) * up`` with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated, ``P(x) = (1 + tanh(sqrt(2 /
     pi) * (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016) (Shazeer, "GLU
-    Variants Improve Transformer", 2020: GEGLU). Arithmetic is in float32, and y is rounded once. What is below the
-    smallest normal number may become 0. Of -infinity, y is NaN, or 0 of the exact GELU. An element's bits depend on
-    no other element, nor on where it lies.
+    Variants Improve Transformer", 2020: GEGLU). Arithmetic is in float32, and y is rounded once. A y below the
+    smallest normal number may become 0. If x is -infinity, y is NaN, and 0 in the exact GELU. An element's bits
+    depend on no other element, nor on its address.
 
     x and `up` are two arrays, or the halves of each row of one.
 
@@ -264,39 +264,38 @@ def gelu_and_mul(
     Parameters
     ----------
     x : array [..., 2*columns], or with `up` [..., columns], float32, float16 or bfloat16
-        As `rms_norm` takes it. Without `up` its last dimension has the argument of f and then `up`, each as long as
-        y's.
+        As in `rms_norm`. Without `up` its last dimension has the argument of f and then `up`, each as long as y's.
     up : array [..., columns], float32, float16 or bfloat16, optional
         The second factor, of x's shape. None: x has both.
     approximate : {"tanh"}, optional
-        ``'tanh'``: P is what the tanh approximates; None: it is exact.
+        ``'tanh'``: P is approximated by tanh. None: P is exact.
     out : array [..., columns], optional
         Where y is written: x itself or up itself, or an array that shares no element with the inputs.
     out_dtype : data type, optional
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
     scale : array of one float32, optional
-        For an output of float8 or int8: y is multiplied by it before it is rounded.
+        For an output of float8 or int8: y is multiplied by `scale` before y is rounded.
     amax : array of one float32, optional
-        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
-        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+        For an output of float8 or int8: it becomes the maximum of its value and of the magnitudes of y before the
+        scale, or NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+        It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.
     row_scaling : bool
-        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
-        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
-        returned: ``y = out * row_scale``.
+        For an output of float8 or int8: each row is divided by its own scale, and the scales are returned:
+        ``y = out * row_scale``. A scale is the row's largest magnitude divided by the largest number of the type.
+        It is at least 2^-126, and 1 for a row of zeros.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     y : array [..., columns]
-        Of x's framework and type, or as asked for.
+        An array of x's framework and type, or as requested.
     row_scale : array [...], float32
         Only if `row_scaling`. It has no gradient.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -307,7 +306,7 @@ def gelu_and_mul(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -338,8 +337,8 @@ def silu_and_mul(
 
     ``y = x * sigmoid(x) * up`` with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted
     linear units", 2017) (Shazeer, "GLU Variants Improve Transformer", 2020: SwiGLU). Arithmetic is in float32, and
-    y is rounded once. What is below the smallest normal number may become 0. Of -infinity, y is NaN, or 0 of the
-    exact GELU. An element's bits depend on no other element, nor on where it lies.
+    y is rounded once. A y below the smallest normal number may become 0. If x is -infinity, y is NaN, and 0 in the
+    exact GELU. An element's bits depend on no other element, nor on its address.
 
     x and `up` are two arrays, or the halves of each row of one.
 
@@ -348,8 +347,7 @@ def silu_and_mul(
     Parameters
     ----------
     x : array [..., 2*columns], or with `up` [..., columns], float32, float16 or bfloat16
-        As `rms_norm` takes it. Without `up` its last dimension has the argument of f and then `up`, each as long as
-        y's.
+        As in `rms_norm`. Without `up` its last dimension has the argument of f and then `up`, each as long as y's.
     up : array [..., columns], float32, float16 or bfloat16, optional
         The second factor, of x's shape. None: x has both.
     out : array [..., columns], optional
@@ -358,27 +356,27 @@ def silu_and_mul(
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
     scale : array of one float32, optional
-        For an output of float8 or int8: y is multiplied by it before it is rounded.
+        For an output of float8 or int8: y is multiplied by `scale` before y is rounded.
     amax : array of one float32, optional
-        For an output of float8 or int8: becomes the maximum of what it holds and of the magnitudes of y before the
-        scale; NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+        For an output of float8 or int8: it becomes the maximum of its value and of the magnitudes of y before the
+        scale, or NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+        It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.
     row_scaling : bool
-        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
-        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
-        returned: ``y = out * row_scale``.
+        For an output of float8 or int8: each row is divided by its own scale, and the scales are returned:
+        ``y = out * row_scale``. A scale is the row's largest magnitude divided by the largest number of the type.
+        It is at least 2^-126, and 1 for a row of zeros.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     y : array [..., columns]
-        Of x's framework and type, or as asked for.
+        An array of x's framework and type, or as requested.
     row_scale : array [...], float32
         Only if `row_scaling`. It has no gradient.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -389,7 +387,7 @@ def silu_and_mul(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -430,14 +428,14 @@ def gelu_backward(
     out_dtype : data type, optional
         Of dx where `out` is not given; x's by default.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     dx : array [..., columns]
-        Of dy's framework, or `out`.
+        An array of dy's framework, or `out`.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -448,7 +446,7 @@ def gelu_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -484,14 +482,14 @@ def silu_backward(
     out_dtype : data type, optional
         Of dx where `out` is not given; x's by default.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     dx : array [..., columns]
-        Of dy's framework, or `out`.
+        An array of dy's framework, or `out`.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -502,7 +500,7 @@ def silu_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -538,14 +536,14 @@ def relu_squared_backward(
     out_dtype : data type, optional
         Of dx where `out` is not given; x's by default.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     dx : array [..., columns]
-        Of dy's framework, or `out`.
+        An array of dy's framework, or `out`.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -556,7 +554,7 @@ def relu_squared_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -602,16 +600,16 @@ def gelu_and_mul_backward(
     return_dup : bool, optional
         Whether to return the gradient of `up`; by default whether it is given.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     dx : array [..., 2*columns], or with `up` [..., columns]
-        Of dy's framework, or `out`.
+        An array of dy's framework, or `out`.
     dup : array [..., columns]
         Only if `return_dup`. Of up's data type.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -622,7 +620,7 @@ def gelu_and_mul_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -668,16 +666,16 @@ def silu_and_mul_backward(
     return_dup : bool, optional
         Whether to return the gradient of `up`; by default whether it is given.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     dx : array [..., 2*columns], or with `up` [..., columns]
-        Of dy's framework, or `out`.
+        An array of dy's framework, or `out`.
     dup : array [..., columns]
         Only if `return_dup`. Of up's data type.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -688,7 +686,7 @@ def silu_and_mul_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------

@@ -32,7 +32,7 @@ TITLE = "Activations, forward and backward: GELU, SiLU, squared ReLU, and gated 
 _FAMILY = ActivationFamily()
 _ROWS, _PAIR = "... columns", "... 2*columns"
 _BITS8 = "float8_e4m3fn, float8_e5m2 or int8"
-_STREAM = Stream("stream", doc="As `rms_norm` takes it.")
+_STREAM = Stream("stream", doc="As in `rms_norm`.")
 _UP = Input("up", _ROWS, FLOATS, optional=True, doc="The second factor, of x's shape. None: x has both.")
 
 
@@ -44,9 +44,9 @@ def _forward(name: str, summary: str, gated: bool) -> Declaration:
     has_two = "gelu" in name
     pair = " Without `up` its last dimension has the argument of f and then `up`, each as long as y's." if gated else ""
     arguments = (
-        Input("x", _PAIR if gated else _ROWS, FLOATS, doc=f"As `rms_norm` takes it.{pair}"),
+        Input("x", _PAIR if gated else _ROWS, FLOATS, doc=f"As in `rms_norm`.{pair}"),
         *((_UP,) if gated else ()),
-        *(_approximate("``'tanh'``: P is what the tanh approximates; None: it is exact.") if has_two else ()),
+        *(_approximate("``'tanh'``: P is approximated by tanh. None: P is exact.") if has_two else ()),
         Output(
             "out",
             _ROWS,
@@ -54,7 +54,7 @@ def _forward(name: str, summary: str, gated: bool) -> Declaration:
             doc=f"""Where y is written: x itself{" or up itself" if gated else ""}, or an array that shares no element
             with the inputs.""",
             returned="y",
-            returned_doc="Of x's framework and type, or as asked for.",
+            returned_doc="An array of x's framework and type, or as requested.",
         ),
         OutputDType(
             "out_dtype",
@@ -104,7 +104,7 @@ def _backward(name: str, summary: str, gated: bool) -> Declaration:
             like="x",
             doc=f"Where dx is written: x itself, or an array that shares no element with the inputs.{pair}",
             returned="dx",
-            returned_doc="Of dy's framework, or `out`.",
+            returned_doc="An array of dy's framework, or `out`.",
         ),
         OutputDType("out_dtype", FLOATS, ("out",), doc="Of dx where `out` is not given; x's by default."),
         *(
@@ -139,11 +139,12 @@ def _backward(name: str, summary: str, gated: bool) -> Declaration:
 
 
 _GELU = """with ``P(x) = (1 + erf(x / sqrt(2))) / 2`` or, approximated,
-``P(x) = (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear Units",
-2016)"""
+``P(x) = (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2`` (Hendrycks and Gimpel, "Gaussian Error Linear
+Units", 2016)"""
 _SILU = """with ``sigmoid(x) = 1 / (1 + exp(-x))`` (Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units", 2017)"""
-_ROUNDED = """Arithmetic is in float32, and y is rounded once. What is below the smallest normal number may become 0.
-Of -infinity, y is NaN, or 0 of the exact GELU. An element's bits depend on no other element, nor on where it lies."""
+_ROUNDED = """Arithmetic is in float32, and y is rounded once. A y below the smallest normal number may become 0.
+If x is -infinity, y is NaN, and 0 in the exact GELU. An element's bits depend on no other element, nor on its
+address."""
 _ROUNDED_RELU = "Arithmetic is in float32, and y is rounded once; of NaN it is NaN."
 _FUNCTIONS = {
     "gelu": ("the Gaussian error linear unit", f"``y = x * P(x)`` {_GELU}.", _ROUNDED),

@@ -27,12 +27,12 @@ def add(
 ) -> Any:
     """Return the sum of two arrays, which are broadcast to one shape.
 
-    ``y = x + other``. Integers are added exactly, and wrap around beyond 64 bits and beyond y's type; of two bools
-    a y of bool is whether one is true. Where x or `other` has a floating-point type, both are converted to float32,
-    added there, and y is rounded once. An array without dimensions decides y's type only by its category, as in
-    torch: bool, integer or floating point; one of the two has dimensions. uint16, uint32 and uint64 have no sum
-    with bools and other integers of any dimensions unless y's type is given. Leading dimensions must collapse to
-    two strides, for all arrays alike.
+    ``y = x + other``. Integers are added exactly, and wrap around beyond 64 bits and beyond y's type. The sum of two
+    bools is true if one of them is. If x or `other` has a floating-point type, both are converted to float32 and
+    added, and y is rounded once. An array without dimensions decides y's type only by its category, as in torch: bool,
+    integer or floating point. At least one of the two has dimensions. uint16, uint32 and uint64 have no sum with bools
+    and other integers of any dimensions unless y's type is given. Leading dimensions of all arrays must collapse to
+    two strides in the same way.
 
     torch's autograd records the gradient.
 
@@ -46,17 +46,18 @@ def add(
         Where y is written: an input of y's shape and type itself, or an array that shares no element with the
         inputs.
     out_dtype : data type, optional
-        Of y where `out` is not given, of any framework or by name; by default what torch promotes the types of x
-        and `other` to. No integer is made of floating-point numbers, and no bool of numbers.
+        The data type of y if `out` is not given, of any framework or by name. By default it is the type that torch
+        promotes those of x and `other` to. Floating-point numbers do not become integers, and numbers do not become
+        bools.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     y : array [..., columns]
         Of x's framework, and of the shape that both are broadcast to.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -67,7 +68,7 @@ def add(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------

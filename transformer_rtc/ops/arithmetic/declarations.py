@@ -35,20 +35,21 @@ ADD = Declaration(
             "out_dtype",
             _NUMBERS,
             ("out",),
-            doc="""Of y where `out` is not given, of any framework or by name; by default what torch promotes the
-            types of x and `other` to. No integer is made of floating-point numbers, and no bool of numbers.""",
+            doc="""The data type of y if `out` is not given, of any framework or by name. By default it is the type that
+            torch promotes those of x and `other` to. Floating-point numbers do not become integers, and numbers do not
+            become bools.""",
         ),
-        Stream("stream", doc="As `rms_norm` takes it."),
+        Stream("stream", doc="As in `rms_norm`."),
     ),
     positional=("x", "other"),
     summary="""Return the sum of two arrays, which are broadcast to one shape.
 
-``y = x + other``. Integers are added exactly, and wrap around beyond 64 bits and beyond y's type; of two bools
-a y of bool is whether one is true. Where x or `other` has a floating-point type, both are converted to float32,
-added there, and y is rounded once. An array without dimensions decides y's type only by its category, as in
-torch: bool, integer or floating point; one of the two has dimensions. uint16, uint32 and uint64 have no sum
-with bools and other integers of any dimensions unless y's type is given. Leading dimensions must collapse to
-two strides, for all arrays alike.""",
+``y = x + other``. Integers are added exactly, and wrap around beyond 64 bits and beyond y's type. The sum of two
+bools is true if one of them is. If x or `other` has a floating-point type, both are converted to float32 and
+added, and y is rounded once. An array without dimensions decides y's type only by its category, as in torch: bool,
+integer or floating point. At least one of the two has dimensions. uint16, uint32 and uint64 have no sum with bools
+and other integers of any dimensions unless y's type is given. Leading dimensions of all arrays must collapse to
+two strides in the same way.""",
     example="""\
 >>> x, other = np.array([[1], [2]]), np.array([10, 20], np.int8)
 >>> add(x, other)  # of the larger of the two types, int64

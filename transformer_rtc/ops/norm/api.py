@@ -76,28 +76,28 @@ def rms_norm(
 
     ``y = x * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(mean(x ** 2) + eps)`` over the last
     dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). Arithmetic is in float32, and y is
-    rounded once. Rows of numbers below 1e18 are right at every length; where the squares of larger ones overflow, rstd
-    and y are 0. With an eps that is 0 in float32, as one below 7e-46 is, numbers below 1e-18 lose digits, a row of
-    numbers below 1e-23 has an infinite rstd and y, and one of zeros becomes NaN. A row's bits do not depend on how many
-    rows there are, nor on where they lie.
+    rounded once. Rows of numbers below 1e18 are right at every length. If the squares of larger numbers overflow, rstd
+    is 0 and y is the bias. An eps below 7e-46 is 0 in float32. Then numbers below 1e-18 lose digits, a row of numbers
+    below 1e-23 has an infinite rstd and y, and a row of zeros becomes NaN. A row's bits do not depend on the number of
+    rows, nor on their addresses.
 
     torch's autograd records the gradient.
 
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
-        On a GPU; an array on the host is staged through the current GPU, and so is y, or without a GPU computed in
-        the simulator. The last dimension is contiguous and has 1 to 2**30 elements; the others collapse to at most
-        two strides, as rows and heads of a packed qkv do.
+        An array on a GPU. An array on the host is copied to the current GPU, and y is copied back; without a GPU,
+        the simulator computes y. The last dimension is contiguous and has 1 to 2**30 elements. The others collapse
+        to at most two strides, as rows and heads of a packed qkv do.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
-        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
-        `weight_offset`.
+        One weight for all rows, or one for each head of an x of [..., heads, hidden], for up to 65535 heads. None:
+        the factor is 1, whatever `weight_offset` is.
     eps : float
         Added to the mean of squares; not negative.
     normalized_shape : int or sequence of int, optional
-        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
-        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
-        shape, and mean and rstd have the other dimensions. None: the last dimension.
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one
+        dimension; if x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have
+        this shape, and mean and rstd have the other dimensions. None: the last dimension.
     bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         Of the weight's shape. None: 0.
     weight_offset : float
@@ -110,25 +110,25 @@ def rms_norm(
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
     round_before_weight : bool
         Whether ``x * rstd`` is rounded to x's type before it is multiplied by the weight, and y is rounded once
-        more: the bits of code that computes these two steps one after the other, such as Hugging Face's
-        LlamaRMSNorm, where rstd is equal. It changes nothing where that type is float32. The gradient takes no
-        account of it.
+        more. If rstd is equal, y has the bits of code with these two steps, such as Hugging Face's LlamaRMSNorm. It
+        changes nothing if that type is float32. The gradient ignores this rounding.
     return_rstd : bool
         Whether to return rstd as well.
     scale : array of one float32, optional
-        For an output of float8: y is multiplied by it before it is rounded.
+        For an output of float8: y is multiplied by `scale` before y is rounded.
     amax : array of one float32, optional
-        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
-        NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+        For an output of float8: it becomes the maximum of its value and of the magnitudes of y before the scale, or
+        NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+        It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.
     row_scaling : bool
-        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
-        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
-        returned: ``y = out * row_scale``.
+        For an output of float8 or int8: each row is divided by its own scale, and the scales are returned:
+        ``y = out * row_scale``. A scale is the row's largest magnitude divided by the largest number of the type.
+        It is at least 2^-126, and 1 for a row of zeros.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -136,13 +136,13 @@ def rms_norm(
     Returns
     -------
     y : array [..., hidden]
-        Of x's framework and x's type, or as asked for.
+        An array of x's framework and x's type, or as requested.
     rstd : array [...], float32
         Only if `return_rstd`. It has no gradient.
     row_scale : array [...], float32
         Only if `row_scaling`. It has no gradient.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def rms_norm(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -224,31 +224,31 @@ def layer_norm(
     """Normalize each row to mean 0 and variance 1.
 
     ``y = (x - mean) * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(variance + eps)`` over the last
-    dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
+    dimension. The variance is that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
     computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
-    corrected: a row of large equal numbers with little noise keeps its accuracy. What `rms_norm` says of large numbers,
-    and of an eps that is 0, holds of deviations from the mean: where their squares overflow, y is bias. Where the sum
-    of a row's numbers overflows, y is NaN.
+    corrected. So a row of large equal numbers with little noise keeps its accuracy. The rules of `rms_norm` for large
+    numbers, and for an eps of 0, hold for deviations from the mean: if their squares overflow, y is the bias. If the
+    sum of a row's numbers overflows, y is NaN.
 
     torch's autograd records the gradient.
 
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
-        On a GPU; an array on the host is staged through the current GPU, and so is y, or without a GPU computed in
-        the simulator. The last dimension is contiguous and has 1 to 2**30 elements; the others collapse to at most
-        two strides, as rows and heads of a packed qkv do.
+        An array on a GPU. An array on the host is copied to the current GPU, and y is copied back; without a GPU,
+        the simulator computes y. The last dimension is contiguous and has 1 to 2**30 elements. The others collapse
+        to at most two strides, as rows and heads of a packed qkv do.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
-        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
-        `weight_offset`.
+        One weight for all rows, or one for each head of an x of [..., heads, hidden], for up to 65535 heads. None:
+        the factor is 1, whatever `weight_offset` is.
     bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         Of the weight's shape. None: 0.
     eps : float
         Added to the variance; not negative.
     normalized_shape : int or sequence of int, optional
-        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
-        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
-        shape, and mean and rstd have the other dimensions. None: the last dimension.
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one
+        dimension; if x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have
+        this shape, and mean and rstd have the other dimensions. None: the last dimension.
     weight_offset : float
         Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
     out : array [..., hidden], optional
@@ -262,19 +262,20 @@ def layer_norm(
     return_rstd : bool
         Whether to return rstd as well.
     scale : array of one float32, optional
-        For an output of float8: y is multiplied by it before it is rounded.
+        For an output of float8: y is multiplied by `scale` before y is rounded.
     amax : array of one float32, optional
-        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
-        NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+        For an output of float8: it becomes the maximum of its value and of the magnitudes of y before the scale, or
+        NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+        It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.
     row_scaling : bool
-        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
-        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
-        returned: ``y = out * row_scale``.
+        For an output of float8 or int8: each row is divided by its own scale, and the scales are returned:
+        ``y = out * row_scale``. A scale is the row's largest magnitude divided by the largest number of the type.
+        It is at least 2^-126, and 1 for a row of zeros.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -282,7 +283,7 @@ def layer_norm(
     Returns
     -------
     y : array [..., hidden]
-        Of x's framework and x's type, or as asked for.
+        An array of x's framework and x's type, or as requested.
     mean : array [...], float32
         Only if `return_mean`. It has no gradient.
     rstd : array [...], float32
@@ -290,7 +291,7 @@ def layer_norm(
     row_scale : array [...], float32
         Only if `row_scaling`. It has no gradient.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -301,7 +302,7 @@ def layer_norm(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -377,27 +378,27 @@ def add_rms_norm(
 ) -> Any:
     """Add a residual, then normalize: ``s = x + residual``, ``y = rms_norm(s, weight, eps)``.
 
-    s is the sum in float32, rounded once to the residual's type or to `residual_dtype`, and it is the rounded s that
-    is normalized, as two calls would do it. A pre-norm transformer passes s on as the next residual, a post-norm one
-    passes y. The gradient is that of `add_rms_norm_backward`.
+    s is the sum in float32, rounded once to the residual's type or to `residual_dtype`. The rounded s is normalized,
+    as by two calls. A pre-norm transformer passes s on as the next residual, and a post-norm one passes y on. The
+    gradient is that of `add_rms_norm_backward`.
 
     torch's autograd records the gradient.
 
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
-        As `rms_norm` takes it.
+        As in `rms_norm`.
     residual : array [..., hidden], float32, float16 or bfloat16
         Of x's shape.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
-        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
-        `weight_offset`.
+        One weight for all rows, or one for each head of an x of [..., heads, hidden], for up to 65535 heads. None:
+        the factor is 1, whatever `weight_offset` is.
     eps : float
         Added to the mean of squares; not negative.
     normalized_shape : int or sequence of int, optional
-        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
-        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
-        shape, and mean and rstd have the other dimensions. None: the last dimension.
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one
+        dimension; if x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have
+        this shape, and mean and rstd have the other dimensions. None: the last dimension.
     bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         Of the weight's shape. None: 0.
     weight_offset : float
@@ -412,30 +413,30 @@ def add_rms_norm(
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
     residual_dtype : data type, optional
-        Of s where `residual_out` is not given, of any framework or by name; residual's by default. float32, float16
-        or bfloat16: float32 begins a residual stream of float32 beside inputs of 16 bits. y's type does not depend
-        on it.
+        The data type of s if `residual_out` is not given: float32, float16 or bfloat16, of any framework or by
+        name; residual's by default. float32 begins a residual stream of float32 for inputs of 16 bits. y's type
+        does not depend on it.
     round_before_weight : bool
         Whether ``x * rstd`` is rounded to the type of s before it is multiplied by the weight, and y is rounded
-        once more: the bits of code that computes these two steps one after the other, such as Hugging Face's
-        LlamaRMSNorm, where rstd is equal. It changes nothing where that type is float32. The gradient takes no
-        account of it.
+        once more. If rstd is equal, y has the bits of code with these two steps, such as Hugging Face's
+        LlamaRMSNorm. It changes nothing if that type is float32. The gradient ignores this rounding.
     return_rstd : bool
         Whether to return rstd as well.
     scale : array of one float32, optional
-        For an output of float8: y is multiplied by it before it is rounded.
+        For an output of float8: y is multiplied by `scale` before y is rounded.
     amax : array of one float32, optional
-        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
-        NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+        For an output of float8: it becomes the maximum of its value and of the magnitudes of y before the scale, or
+        NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+        It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.
     row_scaling : bool
-        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
-        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
-        returned: ``y = out * row_scale``.
+        For an output of float8 or int8: each row is divided by its own scale, and the scales are returned:
+        ``y = out * row_scale``. A scale is the row's largest magnitude divided by the largest number of the type.
+        It is at least 2^-126, and 1 for a row of zeros.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -443,15 +444,15 @@ def add_rms_norm(
     Returns
     -------
     y : array [..., hidden]
-        Of x's framework and x's type, or as asked for.
+        An array of x's framework and x's type, or as requested.
     s : array [..., hidden]
-        Of residual's type, or as asked for.
+        The sum, of residual's type or as requested.
     rstd : array [...], float32
         Only if `return_rstd`. It has no gradient.
     row_scale : array [...], float32
         Only if `row_scaling`. It has no gradient.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -462,7 +463,7 @@ def add_rms_norm(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -543,27 +544,27 @@ def add_layer_norm(
 ) -> Any:
     """Add a residual, then normalize: ``s = x + residual``, ``y = layer_norm(s, weight, bias, eps)``.
 
-    As `add_rms_norm` does it; the gradient is that of `add_layer_norm_backward`.
+    Rounding is as in `add_rms_norm`. The gradient is that of `add_layer_norm_backward`.
 
     torch's autograd records the gradient.
 
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
-        As `rms_norm` takes it.
+        As in `rms_norm`.
     residual : array [..., hidden], float32, float16 or bfloat16
         Of x's shape.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
-        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
-        `weight_offset`.
+        One weight for all rows, or one for each head of an x of [..., heads, hidden], for up to 65535 heads. None:
+        the factor is 1, whatever `weight_offset` is.
     bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         Of the weight's shape. None: 0.
     eps : float
         Added to the variance; not negative.
     normalized_shape : int or sequence of int, optional
-        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
-        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
-        shape, and mean and rstd have the other dimensions. None: the last dimension.
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one
+        dimension; if x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have
+        this shape, and mean and rstd have the other dimensions. None: the last dimension.
     weight_offset : float
         Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
     out : array [..., hidden], optional
@@ -576,27 +577,28 @@ def add_layer_norm(
         Of y where `out` is not given, of any framework or by name; x's by default. float32, float16 or bfloat16;
         float8_e4m3fn, float8_e5m2 or int8, which saturate.
     residual_dtype : data type, optional
-        Of s where `residual_out` is not given, of any framework or by name; residual's by default. float32, float16
-        or bfloat16: float32 begins a residual stream of float32 beside inputs of 16 bits. y's type does not depend
-        on it.
+        The data type of s if `residual_out` is not given: float32, float16 or bfloat16, of any framework or by
+        name; residual's by default. float32 begins a residual stream of float32 for inputs of 16 bits. y's type
+        does not depend on it.
     return_mean : bool
         Whether to return the mean as well.
     return_rstd : bool
         Whether to return rstd as well.
     scale : array of one float32, optional
-        For an output of float8: y is multiplied by it before it is rounded.
+        For an output of float8: y is multiplied by `scale` before y is rounded.
     amax : array of one float32, optional
-        For an output of float8: becomes the maximum of what it holds and of the magnitudes of y before the scale;
-        NaN if there is one. What it holds must not be negative, nor -0.0: that would stay.
+        For an output of float8: it becomes the maximum of its value and of the magnitudes of y before the scale, or
+        NaN if y has a NaN. Its value before the call must not be negative, nor -0.0.
     scale_inv : array of one float32, optional
-        Becomes ``1 / scale``; without rows it stays what it is. These three are TransformerEngine's.
+        It becomes ``1 / scale``. Without rows it does not change. These three are TransformerEngine's.
     row_scaling : bool
-        For an output of float8 or int8: each row is divided by a scale of its own, its largest magnitude over the
-        largest number of the type, 2^-126 where that is less and 1 for a row of zeros; and these scales are
-        returned: ``y = out * row_scale``.
+        For an output of float8 or int8: each row is divided by its own scale, and the scales are returned:
+        ``y = out * row_scale``. A scale is the row's largest magnitude divided by the largest number of the type.
+        It is at least 2^-126, and 1 for a row of zeros.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -604,9 +606,9 @@ def add_layer_norm(
     Returns
     -------
     y : array [..., hidden]
-        Of x's framework and x's type, or as asked for.
+        An array of x's framework and x's type, or as requested.
     s : array [..., hidden]
-        Of residual's type, or as asked for.
+        The sum, of residual's type or as requested.
     mean : array [...], float32
         Only if `return_mean`. It has no gradient.
     rstd : array [...], float32
@@ -614,7 +616,7 @@ def add_layer_norm(
     row_scale : array [...], float32
         Only if `row_scaling`. It has no gradient.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -625,7 +627,7 @@ def add_layer_norm(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -699,7 +701,7 @@ def rms_norm_add(
 ) -> Any:
     """Normalize, then add a residual: ``y = residual + rms_norm(x, weight, eps)``, rounded once.
 
-    The form of Gemma 2 and OLMo 2. The gradient of residual is that of y, the others' are those of
+    Gemma 2 and OLMo 2 use this form. The gradient of residual is that of y. The other gradients are those of
     `rms_norm_add_backward`.
 
     torch's autograd records the gradient.
@@ -707,18 +709,18 @@ def rms_norm_add(
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
-        As `rms_norm` takes it.
+        As in `rms_norm`.
     residual : array [..., hidden], float32, float16 or bfloat16
         Of x's shape.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
-        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
-        `weight_offset`.
+        One weight for all rows, or one for each head of an x of [..., heads, hidden], for up to 65535 heads. None:
+        the factor is 1, whatever `weight_offset` is.
     eps : float
         Added to the mean of squares; not negative.
     normalized_shape : int or sequence of int, optional
-        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
-        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
-        shape, and mean and rstd have the other dimensions. None: the last dimension.
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one
+        dimension; if x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have
+        this shape, and mean and rstd have the other dimensions. None: the last dimension.
     bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         Of the weight's shape. None: 0.
     weight_offset : float
@@ -732,8 +734,9 @@ def rms_norm_add(
     return_rstd : bool
         Whether to return rstd as well.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -741,11 +744,11 @@ def rms_norm_add(
     Returns
     -------
     y : array [..., hidden]
-        Of x's framework and residual's type, or as asked for.
+        An array of x's framework and residual's type, or as requested.
     rstd : array [...], float32
         Only if `return_rstd`. It has no gradient.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -756,7 +759,7 @@ def rms_norm_add(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -802,27 +805,27 @@ def layer_norm_add(
 ) -> Any:
     """Normalize, then add a residual: ``y = residual + layer_norm(x, weight, bias, eps)``, rounded once.
 
-    As `rms_norm_add` does it; the gradients are those of `layer_norm_add_backward`.
+    Rounding is as in `rms_norm_add`. The gradients are those of `layer_norm_add_backward`.
 
     torch's autograd records the gradient.
 
     Parameters
     ----------
     x : array [..., hidden], float32, float16 or bfloat16
-        As `rms_norm` takes it.
+        As in `rms_norm`.
     residual : array [..., hidden], float32, float16 or bfloat16
         Of x's shape.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
-        One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
-        `weight_offset`.
+        One weight for all rows, or one for each head of an x of [..., heads, hidden], for up to 65535 heads. None:
+        the factor is 1, whatever `weight_offset` is.
     bias : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
         Of the weight's shape. None: 0.
     eps : float
         Added to the variance; not negative.
     normalized_shape : int or sequence of int, optional
-        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
-        where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
-        shape, and mean and rstd have the other dimensions. None: the last dimension.
+        The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one
+        dimension; if x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have
+        this shape, and mean and rstd have the other dimensions. None: the last dimension.
     weight_offset : float
         Added to the weight in float32; 1.0 for a weight that is stored around zero, as Gemma's is.
     out : array [..., hidden], optional
@@ -836,8 +839,9 @@ def layer_norm_add(
     return_rstd : bool
         Whether to return rstd as well.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -845,13 +849,13 @@ def layer_norm_add(
     Returns
     -------
     y : array [..., hidden]
-        Of x's framework and residual's type, or as asked for.
+        An array of x's framework and residual's type, or as requested.
     mean : array [...], float32
         Only if `return_mean`. It has no gradient.
     rstd : array [...], float32
         Only if `return_rstd`. It has no gradient.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -862,7 +866,7 @@ def layer_norm_add(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -923,20 +927,20 @@ def rms_norm_backward(
     sm_margin: int = 0,
     stream: Any = None,
 ) -> Any:
-    """Return the gradients of `rms_norm`: dx, dweight and dbias, or those of them that are asked for.
+    """Return the gradients of `rms_norm`: dx, dweight and dbias, or those of them that are requested.
 
     With ``x' = x * rstd`` and ``g = dy * (weight + weight_offset)``::
 
         dx      = rstd * (g - x' * mean(g * x')) + dresidual     over the last dimension
-        dweight = sum(dy * x')                                   over all others, but for the heads
+        dweight = sum(dy * x')                                   over all others, except the heads
         dbias   = sum(dy)
 
     (Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
-    once. dweight and dbias are added up in an order that the device, the shape, `sm_margin` and whether all rows are
-    aligned to 16 bytes fix: the same bits in every run. A row's dx depends on no other row. What is not asked for costs
-    nothing. For large numbers, and an eps that is 0, rstd is what the forward finds: where it is 0, dx is dresidual and
-    the row adds nothing to dweight; where it is infinite, neither is a finite number. Without `rstd`, ``g * x`` is
-    summed before it is multiplied by rstd: where that sum overflows, dx is no finite number.
+    once. dweight and dbias have the same bits in every run: the device, the shape, `sm_margin` and whether all rows
+    are aligned to 16 bytes fix the order of their sums. A row's dx depends on no other row. A gradient that is not
+    requested costs nothing. For large numbers, and for an eps of 0, rstd is as in the forward. If it is 0, dx is
+    dresidual and the row adds nothing to dweight. If it is infinite, neither is finite. Without `rstd`, ``g * x`` is
+    summed before it is multiplied by rstd. If that sum overflows, dx is not finite.
 
     Parameters
     ----------
@@ -951,10 +955,10 @@ def rms_norm_backward(
     normalized_shape : int or sequence of int, optional
         The forward call's.
     rstd : array [...], float32, optional
-        The forward call's; it may have a last dimension of 1 beside. None: computed again from x and eps, in the
-        same launch.
+        The forward call's. It may have one more dimension of 1 at the end. None: computed again from x and eps, in
+        the same launch.
     dresidual : array [..., hidden], float32, float16 or bfloat16, optional
-        A gradient that is added to dx; not read where dx is not asked for.
+        A gradient that is added to dx. It is not read if dx is not requested.
     weight_offset : float
         The forward call's.
     out : array [..., hidden], optional
@@ -971,8 +975,9 @@ def rms_norm_backward(
     dweight_dtype : data type, optional
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -986,7 +991,7 @@ def rms_norm_backward(
     dbias : array [hidden] or [heads, hidden]
         Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -997,7 +1002,7 @@ def rms_norm_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -1069,15 +1074,15 @@ def layer_norm_backward(
     sm_margin: int = 0,
     stream: Any = None,
 ) -> Any:
-    """Return the gradients of `layer_norm`: dx, dweight and dbias, or those of them that are asked for.
+    """Return the gradients of `layer_norm`: dx, dweight and dbias, or those of them that are requested.
 
     With ``x' = (x - mean) * rstd`` and ``g = dy * (weight + weight_offset)``::
 
         dx      = rstd * (g - mean(g) - x' * mean(g * x')) + dresidual     over the last dimension
-        dweight = sum(dy * x')                                             over all others, but for the heads
+        dweight = sum(dy * x')                                             over all others, except the heads
         dbias   = sum(dy)
 
-    (Ba, Kiros and Hinton, 2016.) Otherwise as `rms_norm_backward` does it.
+    (Ba, Kiros and Hinton, 2016.) The other rules are those of `rms_norm_backward`.
 
     Parameters
     ----------
@@ -1092,13 +1097,13 @@ def layer_norm_backward(
     normalized_shape : int or sequence of int, optional
         The forward call's.
     mean : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
-        beside. None: computed again from x and eps, in the same launch.
+        The forward call's. Give both mean and rstd, or neither. It may have one more dimension of 1 at the end.
+        None: computed again from x and eps, in the same launch.
     rstd : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
-        beside. None: computed again from x and eps, in the same launch.
+        The forward call's. Give both mean and rstd, or neither. It may have one more dimension of 1 at the end.
+        None: computed again from x and eps, in the same launch.
     dresidual : array [..., hidden], float32, float16 or bfloat16, optional
-        A gradient that is added to dx; not read where dx is not asked for.
+        A gradient that is added to dx. It is not read if dx is not requested.
     weight_offset : float
         The forward call's.
     out : array [..., hidden], optional
@@ -1115,8 +1120,9 @@ def layer_norm_backward(
     dweight_dtype : data type, optional
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -1130,7 +1136,7 @@ def layer_norm_backward(
     dbias : array [hidden] or [heads, hidden]
         Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -1141,7 +1147,7 @@ def layer_norm_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -1226,7 +1232,7 @@ def add_rms_norm_backward(
     dy : array [..., hidden], float32, float16 or bfloat16
         The gradient of y; as `rms_norm` takes x.
     ds : array [..., hidden], float32, float16 or bfloat16 or None
-        The gradient of s; None where s is not used.
+        The gradient of s. None: s is not used.
     s : array [..., hidden], float32, float16 or bfloat16
         What the forward call returned as s, of dy's shape.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
@@ -1236,8 +1242,8 @@ def add_rms_norm_backward(
     normalized_shape : int or sequence of int, optional
         The forward call's.
     rstd : array [...], float32, optional
-        The forward call's; it may have a last dimension of 1 beside. None: computed again from x and eps, in the
-        same launch.
+        The forward call's. It may have one more dimension of 1 at the end. None: computed again from x and eps, in
+        the same launch.
     weight_offset : float
         The forward call's.
     out : array [..., hidden], optional
@@ -1253,8 +1259,9 @@ def add_rms_norm_backward(
     dweight_dtype : data type, optional
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -1268,7 +1275,7 @@ def add_rms_norm_backward(
     dbias : array [hidden] or [heads, hidden]
         Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -1279,7 +1286,7 @@ def add_rms_norm_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -1361,7 +1368,7 @@ def add_layer_norm_backward(
     dy : array [..., hidden], float32, float16 or bfloat16
         The gradient of y; as `rms_norm` takes x.
     ds : array [..., hidden], float32, float16 or bfloat16 or None
-        The gradient of s; None where s is not used.
+        The gradient of s. None: s is not used.
     s : array [..., hidden], float32, float16 or bfloat16
         What the forward call returned as s, of dy's shape.
     weight : array [hidden] or [heads, hidden], float32, float16 or bfloat16, optional
@@ -1371,11 +1378,11 @@ def add_layer_norm_backward(
     normalized_shape : int or sequence of int, optional
         The forward call's.
     mean : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
-        beside. None: computed again from x and eps, in the same launch.
+        The forward call's. Give both mean and rstd, or neither. It may have one more dimension of 1 at the end.
+        None: computed again from x and eps, in the same launch.
     rstd : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
-        beside. None: computed again from x and eps, in the same launch.
+        The forward call's. Give both mean and rstd, or neither. It may have one more dimension of 1 at the end.
+        None: computed again from x and eps, in the same launch.
     weight_offset : float
         The forward call's.
     out : array [..., hidden], optional
@@ -1391,8 +1398,9 @@ def add_layer_norm_backward(
     dweight_dtype : data type, optional
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -1406,7 +1414,7 @@ def add_layer_norm_backward(
     dbias : array [hidden] or [heads, hidden]
         Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -1417,7 +1425,7 @@ def add_layer_norm_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -1492,7 +1500,7 @@ def rms_norm_add_backward(
     sm_margin: int = 0,
     stream: Any = None,
 ) -> Any:
-    """Return the gradients of `rms_norm_add`, ``y = residual + rms_norm(x)``, but for residual's, which is dy.
+    """Return the gradients of `rms_norm_add`, ``y = residual + rms_norm(x)``, except residual's, which is dy.
 
     They are those of `rms_norm`, by the same formulas: ``rms_norm_backward(dy, x, weight, eps, ...)``.
 
@@ -1509,11 +1517,11 @@ def rms_norm_add_backward(
     normalized_shape : int or sequence of int, optional
         The forward call's.
     rstd : array [...], float32, optional
-        The forward call's; it may have a last dimension of 1 beside. None: computed again from x and eps, in the
-        same launch.
+        The forward call's. It may have one more dimension of 1 at the end. None: computed again from x and eps, in
+        the same launch.
     dresidual : array [..., hidden], float32, float16 or bfloat16, optional
         A gradient that is added to dx, such as that of another use of x; not that of the forward call's residual.
-        Not read where dx is not asked for.
+        It is not read if dx is not requested.
     weight_offset : float
         The forward call's.
     out : array [..., hidden], optional
@@ -1530,8 +1538,9 @@ def rms_norm_add_backward(
     dweight_dtype : data type, optional
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -1545,7 +1554,7 @@ def rms_norm_add_backward(
     dbias : array [hidden] or [heads, hidden]
         Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -1556,7 +1565,7 @@ def rms_norm_add_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -1628,7 +1637,7 @@ def layer_norm_add_backward(
     sm_margin: int = 0,
     stream: Any = None,
 ) -> Any:
-    """Return the gradients of `layer_norm_add`, ``y = residual + layer_norm(x)``, but for residual's, which is dy.
+    """Return the gradients of `layer_norm_add`, ``y = residual + layer_norm(x)``, except residual's, which is dy.
 
     They are those of `layer_norm`, by the same formulas: ``layer_norm_backward(dy, x, weight, eps, ...)``.
 
@@ -1645,14 +1654,14 @@ def layer_norm_add_backward(
     normalized_shape : int or sequence of int, optional
         The forward call's.
     mean : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
-        beside. None: computed again from x and eps, in the same launch.
+        The forward call's. Give both mean and rstd, or neither. It may have one more dimension of 1 at the end.
+        None: computed again from x and eps, in the same launch.
     rstd : array [...], float32, optional
-        The forward call's; mean and rstd are given together, or neither is; it may have a last dimension of 1
-        beside. None: computed again from x and eps, in the same launch.
+        The forward call's. Give both mean and rstd, or neither. It may have one more dimension of 1 at the end.
+        None: computed again from x and eps, in the same launch.
     dresidual : array [..., hidden], float32, float16 or bfloat16, optional
         A gradient that is added to dx, such as that of another use of x; not that of the forward call's residual.
-        Not read where dx is not asked for.
+        It is not read if dx is not requested.
     weight_offset : float
         The forward call's.
     out : array [..., hidden], optional
@@ -1669,8 +1678,9 @@ def layer_norm_add_backward(
     dweight_dtype : data type, optional
         Of dweight and dbias; the weight's by default, dy's where there is none.
     sm_margin : int
-        Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs than
-        the remaining ones hold, each of which works on one row after another. A kernel of its own.
+        How many multiprocessors to leave free, such as for communication at the same time. The launch has no more
+        CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.
     stream : optional
         An int handle, or an object with ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; by default the
         framework's current stream.
@@ -1684,7 +1694,7 @@ def layer_norm_add_backward(
     dbias : array [hidden] or [heads, hidden]
         Only if `return_dbias`. Of the weight's shape; [hidden] where there is none.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -1695,7 +1705,7 @@ def layer_norm_add_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------

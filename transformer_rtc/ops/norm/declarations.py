@@ -56,9 +56,9 @@ _X = Input(
     "x",
     _ROWS,
     FLOATS,
-    doc="""On a GPU; an array on the host is staged through the current GPU, and so is y, or without a GPU computed in
-    the simulator. The last dimension is contiguous and has 1 to 2**30 elements; the others collapse to at most two
-    strides, as rows and heads of a packed qkv do.""",
+    doc="""An array on a GPU. An array on the host is copied to the current GPU, and y is copied back; without a GPU,
+    the simulator computes y. The last dimension is contiguous and has 1 to 2**30 elements. The others collapse to at
+    most two strides, as rows and heads of a packed qkv do.""",
 )
 _RESIDUAL = Input("residual", _ROWS, FLOATS, doc="Of x's shape.")
 _WEIGHT = Input(
@@ -67,8 +67,8 @@ _WEIGHT = Input(
     FLOATS,
     optional=True,
     usual=True,
-    doc="""One for all rows, or one for each head of an x [..., heads, hidden], up to 65535. None: 1, whatever
-    `weight_offset`.""",
+    doc="""One weight for all rows, or one for each head of an x of [..., heads, hidden], for up to 65535 heads. None:
+    the factor is 1, whatever `weight_offset` is.""",
 )
 _BIAS = Input("bias", _COLUMNS, FLOATS, optional=True, doc="Of the weight's shape. None: 0.")
 _WEIGHT_OFFSET = Real(
@@ -78,9 +78,9 @@ _WEIGHT_OFFSET = Real(
 )
 _NORMALIZED_SHAPE = RowShape(
     "normalized_shape",
-    doc="""The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one;
-    where x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this shape, and
-    mean and rstd have the other dimensions. None: the last dimension.""",
+    doc="""The last dimensions of x, which are normalized together, as in torch's layer_norm. They are viewed as one
+    dimension; if x's strides do not allow that, pass ``x.contiguous()``. Weight, bias and their gradients have this
+    shape, and mean and rstd have the other dimensions. None: the last dimension.""",
 )
 _MEAN = Result("mean", "...", (FLOAT32,), doc="Whether to return the mean as well.")
 _RSTD = Result("rstd", "...", (FLOAT32,), doc="Whether to return rstd as well.")
@@ -88,8 +88,9 @@ _SCALING = (*scales("float8"), ROW_SCALE)
 _LAST = (
     Margin(
         "sm_margin",
-        doc="""Multiprocessors to leave to others, such as communication that runs beside: the launch has no more CTAs
-        than the remaining ones hold, each of which works on one row after another. A kernel of its own.""",
+        doc="""How many multiprocessors to leave free, such as for communication at the same time. The launch has no
+        more CTAs than the remaining ones hold, and each CTA works on one row after another. Any number above 0 shares
+        one further kernel.""",
     ),
     Stream(
         "stream",
@@ -110,9 +111,9 @@ _RESIDUAL_DTYPE = OutputDType(
     "residual_dtype",
     FLOATS,
     ("residual_out",),
-    doc="""Of s where `residual_out` is not given, of any framework or by name; residual's by default. float32, float16
-    or bfloat16: float32 begins a residual stream of float32 beside inputs of 16 bits. y's type does not depend on
-    it.""",
+    doc="""The data type of s if `residual_out` is not given: float32, float16 or bfloat16, of any framework or by name;
+    residual's by default. float32 begins a residual stream of float32 for inputs of 16 bits. y's type does not depend
+    on it.""",
 )
 
 
@@ -121,8 +122,8 @@ def _round_before_weight(adds: str) -> Flag:
     return Flag(
         "round_before_weight",
         doc=f"""Whether ``x * rstd`` is rounded to {whose} before it is multiplied by the weight, and y is rounded once
-        more: the bits of code that computes these two steps one after the other, such as Hugging Face's LlamaRMSNorm,
-        where rstd is equal. It changes nothing where that type is float32. The gradient takes no account of it.""",
+        more. If rstd is equal, y has the bits of code with these two steps, such as Hugging Face's LlamaRMSNorm. It
+        changes nothing if that type is float32. The gradient ignores this rounding.""",
     )
 
 
@@ -141,10 +142,10 @@ def _forward(name: str, summary: str) -> Declaration:
         doc=f"""Where y is written: x itself{" or residual itself" if adds else ""}, or an array that shares no element
         with the inputs, of any type that `out_dtype` names.""",
         returned="y",
-        returned_doc=f"Of x's framework and {whose} type, or as asked for.",
+        returned_doc=f"An array of x's framework and {whose} type, or as requested.",
     )
     arguments: list[Argument] = [
-        replace(_X, doc=_X.doc if not adds else "As `rms_norm` takes it."),
+        replace(_X, doc=_X.doc if not adds else "As in `rms_norm`."),
         *([_RESIDUAL] if adds else []),
         _WEIGHT,
         replace(_BIAS, usual=centred),
@@ -162,7 +163,7 @@ def _forward(name: str, summary: str) -> Declaration:
                 doc="""Where s is written, in any type that `residual_dtype` names. It may be x itself or residual
                 itself: out=x and residual_out=residual is in place.""",
                 returned="s",
-                returned_doc="Of residual's type, or as asked for.",
+                returned_doc="The sum, of residual's type or as requested.",
             )
         )
     arguments += [
@@ -211,48 +212,48 @@ RMS_NORM = _forward(
 
 ``y = x * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(mean(x ** 2) + eps)`` over the last
 dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). Arithmetic is in float32, and y is
-rounded once. Rows of numbers below 1e18 are right at every length; where the squares of larger ones overflow, rstd
-and y are 0. With an eps that is 0 in float32, as one below 7e-46 is, numbers below 1e-18 lose digits, a row of
-numbers below 1e-23 has an infinite rstd and y, and one of zeros becomes NaN. A row's bits do not depend on how many
-rows there are, nor on where they lie.""",
+rounded once. Rows of numbers below 1e18 are right at every length. If the squares of larger numbers overflow, rstd
+is 0 and y is the bias. An eps below 7e-46 is 0 in float32. Then numbers below 1e-18 lose digits, a row of numbers
+below 1e-23 has an infinite rstd and y, and a row of zeros becomes NaN. A row's bits do not depend on the number of
+rows, nor on their addresses.""",
 )
 LAYER_NORM = _forward(
     "layer_norm",
     """Normalize each row to mean 0 and variance 1.
 
 ``y = (x - mean) * rstd * (weight + weight_offset) + bias`` with ``rstd = 1 / sqrt(variance + eps)`` over the last
-dimension, the variance being that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
+dimension. The variance is that of the population (Ba, Kiros and Hinton, "Layer Normalization", 2016). It is
 computed in float32 about the mean, or about a value at most 1.4 standard deviations from it, for which it is
-corrected: a row of large equal numbers with little noise keeps its accuracy. What `rms_norm` says of large numbers,
-and of an eps that is 0, holds of deviations from the mean: where their squares overflow, y is bias. Where the sum
-of a row's numbers overflows, y is NaN.""",
+corrected. So a row of large equal numbers with little noise keeps its accuracy. The rules of `rms_norm` for large
+numbers, and for an eps of 0, hold for deviations from the mean: if their squares overflow, y is the bias. If the
+sum of a row's numbers overflows, y is NaN.""",
 )
 ADD_RMS_NORM = _forward(
     "add_rms_norm",
     """Add a residual, then normalize: ``s = x + residual``, ``y = rms_norm(s, weight, eps)``.
 
-s is the sum in float32, rounded once to the residual's type or to `residual_dtype`, and it is the rounded s that
-is normalized, as two calls would do it. A pre-norm transformer passes s on as the next residual, a post-norm one
-passes y. The gradient is that of `add_rms_norm_backward`.""",
+s is the sum in float32, rounded once to the residual's type or to `residual_dtype`. The rounded s is normalized,
+as by two calls. A pre-norm transformer passes s on as the next residual, and a post-norm one passes y on. The
+gradient is that of `add_rms_norm_backward`.""",
 )
 ADD_LAYER_NORM = _forward(
     "add_layer_norm",
     """Add a residual, then normalize: ``s = x + residual``, ``y = layer_norm(s, weight, bias, eps)``.
 
-As `add_rms_norm` does it; the gradient is that of `add_layer_norm_backward`.""",
+Rounding is as in `add_rms_norm`. The gradient is that of `add_layer_norm_backward`.""",
 )
 RMS_NORM_ADD = _forward(
     "rms_norm_add",
     """Normalize, then add a residual: ``y = residual + rms_norm(x, weight, eps)``, rounded once.
 
-The form of Gemma 2 and OLMo 2. The gradient of residual is that of y, the others' are those of
+Gemma 2 and OLMo 2 use this form. The gradient of residual is that of y. The other gradients are those of
 `rms_norm_add_backward`.""",
 )
 LAYER_NORM_ADD = _forward(
     "layer_norm_add",
     """Normalize, then add a residual: ``y = residual + layer_norm(x, weight, bias, eps)``, rounded once.
 
-As `rms_norm_add` does it; the gradients are those of `layer_norm_add_backward`.""",
+Rounding is as in `rms_norm_add`. The gradients are those of `layer_norm_add_backward`.""",
 )
 
 
@@ -280,7 +281,7 @@ _DX_DTYPE = OutputDType(
 def _backward(norm: str, summary: str) -> Declaration:
     centred = norm == "layer_norm"
     statistics = ("mean", "rstd") if centred else ("rstd",)
-    beside = "; mean and rstd are given together, or neither is" if centred else ""
+    beside = " Give both mean and rstd, or neither." if centred else ""
     arguments = (
         Input("dy", _ROWS, FLOATS, doc="The gradient of y; as `rms_norm` takes x."),
         Input("x", _ROWS, FLOATS, doc="What the forward call was given, of dy's shape."),
@@ -292,7 +293,7 @@ def _backward(norm: str, summary: str) -> Declaration:
                 "...",
                 (FLOAT32,),
                 optional=True,
-                doc=f"""The forward call's{beside}; it may have a last dimension of 1 beside. None: computed again
+                doc=f"""The forward call's.{beside} It may have one more dimension of 1 at the end. None: computed again
                 from x and eps, in the same launch.""",
             )
             for name in statistics
@@ -302,7 +303,7 @@ def _backward(norm: str, summary: str) -> Declaration:
             _ROWS,
             FLOATS,
             optional=True,
-            doc="A gradient that is added to dx; not read where dx is not asked for.",
+            doc="A gradient that is added to dx. It is not read if dx is not requested.",
         ),
         replace(_WEIGHT_OFFSET, doc="The forward call's."),
         _DX,
@@ -350,32 +351,32 @@ def _backward(norm: str, summary: str) -> Declaration:
 
 RMS_NORM_BACKWARD = _backward(
     "rms_norm",
-    """Return the gradients of `rms_norm`: dx, dweight and dbias, or those of them that are asked for.
+    """Return the gradients of `rms_norm`: dx, dweight and dbias, or those of them that are requested.
 
 With ``x' = x * rstd`` and ``g = dy * (weight + weight_offset)``::
 
     dx      = rstd * (g - x' * mean(g * x')) + dresidual     over the last dimension
-    dweight = sum(dy * x')                                   over all others, but for the heads
+    dweight = sum(dy * x')                                   over all others, except the heads
     dbias   = sum(dy)
 
 (Zhang and Sennrich, 2019, appendix.) Arithmetic and the sums over rows are in float32, and each result is rounded
-once. dweight and dbias are added up in an order that the device, the shape, `sm_margin` and whether all rows are
-aligned to 16 bytes fix: the same bits in every run. A row's dx depends on no other row. What is not asked for costs
-nothing. For large numbers, and an eps that is 0, rstd is what the forward finds: where it is 0, dx is dresidual and
-the row adds nothing to dweight; where it is infinite, neither is a finite number. Without `rstd`, ``g * x`` is
-summed before it is multiplied by rstd: where that sum overflows, dx is no finite number.""",
+once. dweight and dbias have the same bits in every run: the device, the shape, `sm_margin` and whether all rows
+are aligned to 16 bytes fix the order of their sums. A row's dx depends on no other row. A gradient that is not
+requested costs nothing. For large numbers, and for an eps of 0, rstd is as in the forward. If it is 0, dx is
+dresidual and the row adds nothing to dweight. If it is infinite, neither is finite. Without `rstd`, ``g * x`` is
+summed before it is multiplied by rstd. If that sum overflows, dx is not finite.""",
 )
 LAYER_NORM_BACKWARD = _backward(
     "layer_norm",
-    """Return the gradients of `layer_norm`: dx, dweight and dbias, or those of them that are asked for.
+    """Return the gradients of `layer_norm`: dx, dweight and dbias, or those of them that are requested.
 
 With ``x' = (x - mean) * rstd`` and ``g = dy * (weight + weight_offset)``::
 
     dx      = rstd * (g - mean(g) - x' * mean(g * x')) + dresidual     over the last dimension
-    dweight = sum(dy * x')                                             over all others, but for the heads
+    dweight = sum(dy * x')                                             over all others, except the heads
     dbias   = sum(dy)
 
-(Ba, Kiros and Hinton, 2016.) Otherwise as `rms_norm_backward` does it.""",
+(Ba, Kiros and Hinton, 2016.) The other rules are those of `rms_norm_backward`.""",
 )
 # Of the backward of a fused add: x is called s, and what is added to dx comes from s.
 _OF_ADD = {
@@ -386,7 +387,7 @@ _OF_ADD = {
         FLOATS,
         optional=True,
         called="ds",
-        doc="The gradient of s; None where s is not used.",
+        doc="The gradient of s. None: s is not used.",
     ),
     "out": replace(
         _DX,
@@ -406,7 +407,7 @@ _WITH_ADD = {
         FLOATS,
         optional=True,
         doc="""A gradient that is added to dx, such as that of another use of x; not that of the forward call's
-        residual. Not read where dx is not asked for.""",
+        residual. It is not read if dx is not requested.""",
     ),
 }
 _ADD_POSITIONAL = ("dy", "dresidual", "x", "weight", "eps")
@@ -414,7 +415,7 @@ _ADD_BACKWARD = """Return the gradients of `add_{0}`, whose outputs are y and s.
 
 x and residual have the same gradient, ``{0}_backward(dy, s, weight, eps, dresidual=ds)``: one launch adds
 ds."""
-_BACKWARD_ADD = """Return the gradients of `{0}_add`, ``y = residual + {0}(x)``, but for residual's, which is dy.
+_BACKWARD_ADD = """Return the gradients of `{0}_add`, ``y = residual + {0}(x)``, except residual's, which is dy.
 
 They are those of `{0}`, by the same formulas: ``{0}_backward(dy, x, weight, eps, ...)``."""
 

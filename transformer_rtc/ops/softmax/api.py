@@ -45,46 +45,45 @@ def softmax(
 ) -> Any:
     """Return the softmax of each row: ``y = exp(v - max(v)) / sum(exp(v - max(v)))`` with ``v = scale * x``.
 
-    Over `dim`. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
-    or a mask of floats is added, else differences of x are scaled. What does not take part has v = -inf: y is 0 there.
-    A row of which nothing takes part becomes zeros. What a mask or a causal mode excludes is 0 even in a row that is
-    NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 13 kernels
-    serve all lengths: few new lengths compile anything.
+    The sums are over `dim`. Arithmetic is in float32, and y is rounded once. If y is float32 or a mask of floats is
+    added, v is rounded to float32; otherwise differences of x are scaled. An excluded element has v = -inf, and its y
+    is 0. A row whose elements are all excluded becomes zeros. Elements that a mask or a causal mode excludes are 0
+    even if the rest of the row is NaN. A row's bits do not depend on the number of rows, nor on their addresses. At
+    most 13 kernels serve all lengths, so few new lengths compile a kernel.
 
     torch's autograd records the gradient.
 
     Parameters
     ----------
     x : array [..., keys], float32, float16 or bfloat16
-        [..., heads, queries, keys] where a mask, a sink or a causal mode tells rows apart. As `rms_norm` takes it.
-        -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite v above all others,
-        becomes NaN.
+        As in `rms_norm`. With a mask, a sink or a causal mode, the dimensions are [..., heads, queries, keys]. An
+        element of -inf is excluded, whatever the scale's sign. A row with NaN, or with an infinite v above all
+        others, becomes NaN.
     dim : int
-        The dimension that is a row. One before the last is moved to the end by a view, and so is that of a mask;
-        results are moved back, and lse is without it. The elements of a row must be next to each other in memory,
-        and the other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``,
-        and move the result back. `causal`, `window` and `sink` need the last dimension.
+        The dimension of a row. If it is not the last, arrays and a mask are viewed with it at the end, and results
+        are viewed back. lse does not have it. The elements of a row must be next to each other in memory, and the
+        other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``, and move
+        the result back. `causal`, `window` and `sink` need the last dimension.
     scale : float
-        What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and scale *
-        log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38; in the general
-        kernels, and in lse, v itself.
+        The factor of x, in float32, before the maximum. For a y of 16 bits, differences of x and scale * log2(e)
+        must be finite in float32: magnitudes of x are at most 1.7e38, and of scale 2.3e38. In the general kernels,
+        and in lse, v itself must be finite.
     mask : array broadcast to [..., keys], bool, uint8, float32, float16 or bfloat16, optional
-        Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of floats:
-        what is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's shape, or
-        one that is broadcast to it along dimensions before the last; those before the heads must collapse to one
+        A mask of bool or uint8 excludes elements where it is not 0, as Megatron's does. A mask of floats is added,
+        ``v = scale * x + mask``, and v is rounded once; -inf excludes an element. The mask has x's shape, or is
+        broadcast to it along dimensions before the last. Its dimensions before the heads must collapse to one
         stride.
     mask_keeps : bool
-        Whether a mask of bool or uint8 says which elements take part, as torch's scaled_dot_product_attention has
-        it.
+        Whether a mask of bool or uint8 excludes elements where it is 0 instead, as in torch's
+        scaled_dot_product_attention.
     causal : {"upper_triangular", "aligned"}, optional
-        Which keys a query of x [..., queries, keys] sees: as many as its own number, for as many queries as keys;
-        or so that the last query sees the last key (query i sees keys up to i + keys - queries). The others are not
-        read, and y is 0 there.
+        Which keys a query of x [..., queries, keys] sees. "upper_triangular": query i sees keys 0 to i, and there
+        are as many queries as keys. "aligned": the last query sees the last key, so query i sees keys 0 to i + keys
+        - queries. Other keys are not read, and y is 0 there.
     window : int, optional
-        Of the keys that a causal mode leaves, only the last so many.
+        How many keys a query sees: the last ones of those that the causal mode leaves.
     sink : array [heads], float32, float16 or bfloat16, optional
-        One more logit for every row of a head, which only adds to the sum:
-        ``y = exp(v) / (sum(exp(v)) + exp(sink))``.
+        One more logit for every row of a head. It only adds to the sum: ``y = exp(v) / (sum(exp(v)) + exp(sink))``.
     out : array [..., keys], optional
         Where y is written: x itself, or an array that shares no element with the inputs.
     out_dtype : data type, optional
@@ -92,16 +91,17 @@ def softmax(
     return_lse : bool
         Whether to return ``log(sum(exp(v)))`` as well.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     y : array [..., keys]
-        Of x's framework, or `out`.
+        An array of x's framework, or `out`.
     lse : array [...], float32
-        Only if `return_lse`. It has no gradient. With the sink's term; -inf where nothing takes part.
+        Only if `return_lse`. It has no gradient. It includes the sink's term, and is -inf for a row whose elements
+        are all excluded.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def softmax(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -161,43 +161,42 @@ def log_softmax(
 ) -> Any:
     """Return the logarithm of the softmax of each row: ``y = v - log(sum(exp(v)))`` with ``v = scale * x``.
 
-    As `softmax` does it; y is -inf where something does not take part. In float16, so is what is below -65504, and the
-    backward takes it for the same.
+    The rules are those of `softmax`, except that y is -inf for excluded elements. In float16, a y below -65504 is
+    -inf, too, and the backward treats it as excluded.
 
     torch's autograd records the gradient.
 
     Parameters
     ----------
     x : array [..., keys], float32, float16 or bfloat16
-        [..., heads, queries, keys] where a mask, a sink or a causal mode tells rows apart. As `rms_norm` takes it.
-        -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite v above all others,
-        becomes NaN.
+        As in `rms_norm`. With a mask, a sink or a causal mode, the dimensions are [..., heads, queries, keys]. An
+        element of -inf is excluded, whatever the scale's sign. A row with NaN, or with an infinite v above all
+        others, becomes NaN.
     dim : int
-        The dimension that is a row. One before the last is moved to the end by a view, and so is that of a mask;
-        results are moved back, and lse is without it. The elements of a row must be next to each other in memory,
-        and the other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``,
-        and move the result back. `causal`, `window` and `sink` need the last dimension.
+        The dimension of a row. If it is not the last, arrays and a mask are viewed with it at the end, and results
+        are viewed back. lse does not have it. The elements of a row must be next to each other in memory, and the
+        other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``, and move
+        the result back. `causal`, `window` and `sink` need the last dimension.
     scale : float
-        What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and scale *
-        log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38; in the general
-        kernels, and in lse, v itself.
+        The factor of x, in float32, before the maximum. For a y of 16 bits, differences of x and scale * log2(e)
+        must be finite in float32: magnitudes of x are at most 1.7e38, and of scale 2.3e38. In the general kernels,
+        and in lse, v itself must be finite.
     mask : array broadcast to [..., keys], bool, uint8, float32, float16 or bfloat16, optional
-        Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of floats:
-        what is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's shape, or
-        one that is broadcast to it along dimensions before the last; those before the heads must collapse to one
+        A mask of bool or uint8 excludes elements where it is not 0, as Megatron's does. A mask of floats is added,
+        ``v = scale * x + mask``, and v is rounded once; -inf excludes an element. The mask has x's shape, or is
+        broadcast to it along dimensions before the last. Its dimensions before the heads must collapse to one
         stride.
     mask_keeps : bool
-        Whether a mask of bool or uint8 says which elements take part, as torch's scaled_dot_product_attention has
-        it.
+        Whether a mask of bool or uint8 excludes elements where it is 0 instead, as in torch's
+        scaled_dot_product_attention.
     causal : {"upper_triangular", "aligned"}, optional
-        Which keys a query of x [..., queries, keys] sees: as many as its own number, for as many queries as keys;
-        or so that the last query sees the last key (query i sees keys up to i + keys - queries). The others are not
-        read, and y is -inf there.
+        Which keys a query of x [..., queries, keys] sees. "upper_triangular": query i sees keys 0 to i, and there
+        are as many queries as keys. "aligned": the last query sees the last key, so query i sees keys 0 to i + keys
+        - queries. Other keys are not read, and y is -inf there.
     window : int, optional
-        Of the keys that a causal mode leaves, only the last so many.
+        How many keys a query sees: the last ones of those that the causal mode leaves.
     sink : array [heads], float32, float16 or bfloat16, optional
-        One more logit for every row of a head, which only adds to the sum:
-        ``y = v - log(sum(exp(v)) + exp(sink))``.
+        One more logit for every row of a head. It only adds to the sum: ``y = v - log(sum(exp(v)) + exp(sink))``.
     out : array [..., keys], optional
         Where y is written: x itself, or an array that shares no element with the inputs.
     out_dtype : data type, optional
@@ -205,16 +204,17 @@ def log_softmax(
     return_lse : bool
         Whether to return ``log(sum(exp(v)))`` as well.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     y : array [..., keys]
-        Of x's framework, or `out`.
+        An array of x's framework, or `out`.
     lse : array [...], float32
-        Only if `return_lse`. It has no gradient. With the sink's term; -inf where nothing takes part.
+        Only if `return_lse`. It has no gradient. It includes the sink's term, and is -inf for a row whose elements
+        are all excluded.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -225,7 +225,7 @@ def log_softmax(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -272,9 +272,9 @@ def softmax_backward(
 ) -> Any:
     """Return the gradient of `softmax` for x: ``dx = scale * y * (dy - sum(dy * y))``.
 
-    It needs no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. A mask of floats, which was added, has
-    a gradient of its own: ``dmask = sum(y * (dy - sum(dy * y)))``, of which the outer sum is over the rows that an
-    element of the mask was broadcast to.
+    The gradient for x needs no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. A mask of floats has
+    a gradient of its own: ``dmask = sum(y * (dy - sum(dy * y)))``. The outer sum is over the rows that an element of
+    the mask was broadcast to.
 
     Parameters
     ----------
@@ -283,22 +283,22 @@ def softmax_backward(
     y : array [..., keys], float32, float16 or bfloat16
         y as the forward call returned it, of dy's shape.
     dim : int
-        As the forward call takes it.
+        The forward call's.
     scale : float
         The forward call's.
     causal : {"upper_triangular", "aligned"}, optional
-        The forward call's: what it excludes is not read, and dx is 0 there.
+        The forward call's. Elements that it excludes are not read, and dx is 0 there.
     window : int, optional
-        The forward call's, likewise.
+        The forward call's.
     sink : array [heads], float32, float16 or bfloat16, optional
-        The forward call's, for its gradient, which needs lse, too.
+        The forward call's, for its own gradient, which also needs lse.
     lse : array [...], float32, optional
-        What the forward call returned; it may have a last dimension of 1 beside.
+        The forward call's result. It may have one more dimension of 1 at the end.
     mask : array broadcast to [..., keys], float32, float16 or bfloat16, optional
-        The forward call's, of floats, for its gradient: its elements are not read.
+        The forward call's mask of floats, for its own gradient. Its elements are not read.
     out : array [..., keys], optional
-        Where dx is written: dy or y itself, unless dmask is returned, for which they are read again; or an array
-        that shares no element with the inputs.
+        Where dx is written: dy or y itself, or an array that shares no element with the inputs. If dmask is
+        returned, it may not be dy or y, which are read again.
     out_dtype : data type, optional
         Of dx where `out` is not given: float32, float16 or bfloat16; y's by default.
     return_dsink : bool, optional
@@ -308,18 +308,18 @@ def softmax_backward(
         Whether to return the mask's gradient, added up in float32 in an order that the shape fixes; by default
         whether a mask is given.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     dx : array [..., keys]
-        Of dy's framework, or `out`.
+        An array of dy's framework, or `out`.
     dsink : array [heads]
         Only if `return_dsink`. Of the sink's data type.
     dmask : array like mask
         Only if `return_dmask`. Of the mask's data type; contiguous.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -330,7 +330,7 @@ def softmax_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------
@@ -394,9 +394,8 @@ def log_softmax_backward(
 ) -> Any:
     """Return the gradient of `log_softmax` for x: ``dx = scale * (dy - exp(y) * sum(dy))``.
 
-    Where y is -inf, dx is 0 and dy does not count. The gradient of a mask of floats is
-    ``sum(dy - exp(y) * sum(dy))``, of which the outer sum is over the rows that an element of the mask was broadcast
-    to.
+    Where y is -inf, dx is 0 and dy is ignored. The gradient of a mask of floats is ``sum(dy - exp(y) * sum(dy))``. The
+    outer sum is over the rows that an element of the mask was broadcast to.
 
     Parameters
     ----------
@@ -405,22 +404,22 @@ def log_softmax_backward(
     y : array [..., keys], float32, float16 or bfloat16
         y as the forward call returned it, of dy's shape.
     dim : int
-        As the forward call takes it.
+        The forward call's.
     scale : float
         The forward call's.
     causal : {"upper_triangular", "aligned"}, optional
-        The forward call's: what it excludes is not read, and dx is 0 there.
+        The forward call's. Elements that it excludes are not read, and dx is 0 there.
     window : int, optional
-        The forward call's, likewise.
+        The forward call's.
     sink : array [heads], float32, float16 or bfloat16, optional
-        The forward call's, for its gradient, which needs lse, too.
+        The forward call's, for its own gradient, which also needs lse.
     lse : array [...], float32, optional
-        What the forward call returned; it may have a last dimension of 1 beside.
+        The forward call's result. It may have one more dimension of 1 at the end.
     mask : array broadcast to [..., keys], float32, float16 or bfloat16, optional
-        The forward call's, of floats, for its gradient: its elements are not read.
+        The forward call's mask of floats, for its own gradient. Its elements are not read.
     out : array [..., keys], optional
-        Where dx is written: dy or y itself, unless dmask is returned, for which they are read again; or an array
-        that shares no element with the inputs.
+        Where dx is written: dy or y itself, or an array that shares no element with the inputs. If dmask is
+        returned, it may not be dy or y, which are read again.
     out_dtype : data type, optional
         Of dx where `out` is not given: float32, float16 or bfloat16; y's by default.
     return_dsink : bool, optional
@@ -430,18 +429,18 @@ def log_softmax_backward(
         Whether to return the mask's gradient, added up in float32 in an order that the shape fixes; by default
         whether a mask is given.
     stream : optional
-        As `rms_norm` takes it.
+        As in `rms_norm`.
 
     Returns
     -------
     dx : array [..., keys]
-        Of dy's framework, or `out`.
+        An array of dy's framework, or `out`.
     dsink : array [heads]
         Only if `return_dsink`. Of the sink's data type.
     dmask : array like mask
         Only if `return_dmask`. Of the mask's data type; contiguous.
 
-    Several are a tuple in this order, and one is no tuple.
+    Several results are a tuple in this order. One result is not a tuple.
 
     Raises
     ------
@@ -452,7 +451,7 @@ def log_softmax_backward(
     UnexpectedCompileError
         If a kernel must be compiled, and `freeze` or the environment forbids it.
     CompileError, CompilerNotFoundError, DeviceNotFoundError, DriverError, ForkError, SettingsError, StaticKernelError
-        If there is no way to run.
+        If there is no way to run the call.
 
     Examples
     --------

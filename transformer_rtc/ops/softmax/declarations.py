@@ -43,15 +43,15 @@ _WINDOW = Integer(
     noun="a number of keys of at least 1",
     needs="causal",
     needs_words="a causal mode",
-    doc="Of the keys that a causal mode leaves, only the last so many.",
+    doc="How many keys a query sees: the last ones of those that the causal mode leaves.",
 )
-_STREAM = Stream("stream", doc="As `rms_norm` takes it.")
+_STREAM = Stream("stream", doc="As in `rms_norm`.")
 _DIM = Dimension(
     "dim",
-    doc="""The dimension that is a row. One before the last is moved to the end by a view, and so is that of a mask;
-    results are moved back, and lse is without it. The elements of a row must be next to each other in memory, and the
-    other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``, and move the
-    result back. `causal`, `window` and `sink` need the last dimension.""",
+    doc="""The dimension of a row. If it is not the last, arrays and a mask are viewed with it at the end, and results
+    are viewed back. lse does not have it. The elements of a row must be next to each other in memory, and the other
+    dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``, and move the result
+    back. `causal`, `window` and `sink` need the last dimension.""",
 )
 
 
@@ -64,16 +64,16 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
             "x",
             _ROWS,
             _FLOATS,
-            doc="""[..., heads, queries, keys] where a mask, a sink or a causal mode tells rows apart. As `rms_norm`
-            takes it. -inf does not take part, whatever the scale's sign; a row with NaN, or with an infinite v above
-            all others, becomes NaN.""",
+            doc="""As in `rms_norm`. With a mask, a sink or a causal mode, the dimensions are [..., heads, queries,
+            keys]. An element of -inf is excluded, whatever the scale's sign. A row with NaN, or with an infinite v
+            above all others, becomes NaN.""",
         ),
         Real(
             "scale",
             1.0,
-            doc="""What x is multiplied by, in float32, before the maximum. For a y of 16 bits, differences of x and
-            scale * log2(e) must be finite in float32: magnitudes of x up to 1.7e38, and of scale up to 2.3e38; in the
-            general kernels, and in lse, v itself.""",
+            doc="""The factor of x, in float32, before the maximum. For a y of 16 bits, differences of x and
+            scale * log2(e) must be finite in float32: magnitudes of x are at most 1.7e38, and of scale 2.3e38. In the
+            general kernels, and in lse, v itself must be finite.""",
         ),
         Input(
             "mask",
@@ -82,23 +82,23 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
             optional=True,
             broadcast=True,
             usual_dtype=BOOL,
-            doc="""Of bool or uint8: which elements do not take part, those where it is not 0, as Megatron has it. Of
-            floats: what is added to v, ``v = scale * x + mask``, rounded once; -inf does not take part. It has x's
-            shape, or one that is broadcast to it along dimensions before the last; those before the heads must
-            collapse to one stride.""",
+            doc="""A mask of bool or uint8 excludes elements where it is not 0, as Megatron's does. A mask of floats is
+            added, ``v = scale * x + mask``, and v is rounded once; -inf excludes an element. The mask has x's shape, or
+            is broadcast to it along dimensions before the last. Its dimensions before the heads must collapse to one
+            stride.""",
         ),
         Flag(
             "mask_keeps",
-            doc="""Whether a mask of bool or uint8 says which elements take part, as torch's
-            scaled_dot_product_attention has it.""",
+            doc="""Whether a mask of bool or uint8 excludes elements where it is 0 instead, as in torch's
+            scaled_dot_product_attention.""",
         ),
         Choice(
             "causal",
             _WORDS,
             counts=("queries", "keys"),
-            doc=f"""Which keys a query of x [..., queries, keys] sees: as many as its own number, for as many queries as
-            keys; or so that the last query sees the last key (query i sees keys up to i + keys - queries). The others
-            are not read, and y is {excluded} there.""",
+            doc=f"""Which keys a query of x [..., queries, keys] sees. "upper_triangular": query i sees keys 0 to i, and
+            there are as many queries as keys. "aligned": the last query sees the last key, so query i sees keys 0 to
+            i + keys - queries. Other keys are not read, and y is {excluded} there.""",
         ),
         _WINDOW,
         Input(
@@ -106,7 +106,7 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
             "heads",
             _FLOATS,
             optional=True,
-            doc=f"One more logit for every row of a head, which only adds to the sum: ``{with_sink}``.",
+            doc=f"One more logit for every row of a head. It only adds to the sum: ``{with_sink}``.",
         ),
         Output(
             "out",
@@ -114,7 +114,7 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
             _FLOATS,
             doc="Where y is written: x itself, or an array that shares no element with the inputs.",
             returned="y",
-            returned_doc="Of x's framework, or `out`.",
+            returned_doc="An array of x's framework, or `out`.",
         ),
         OutputDType(
             "out_dtype",
@@ -127,7 +127,7 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
             "...",
             (FLOAT32,),
             doc="Whether to return ``log(sum(exp(v)))`` as well.",
-            returned_doc="With the sink's term; -inf where nothing takes part.",
+            returned_doc="It includes the sink's term, and is -inf for a row whose elements are all excluded.",
         ),
         _STREAM,
     )
@@ -157,11 +157,11 @@ SOFTMAX = _forward(
     "softmax",
     """Return the softmax of each row: ``y = exp(v - max(v)) / sum(exp(v - max(v)))`` with ``v = scale * x``.
 
-Over `dim`. Arithmetic is in float32, and y is rounded once; v is rounded to float32 where y is float32
-or a mask of floats is added, else differences of x are scaled. What does not take part has v = -inf: y is 0 there.
-A row of which nothing takes part becomes zeros. What a mask or a causal mode excludes is 0 even in a row that is
-NaN otherwise. A row's bits do not depend on how many rows there are, nor on where they lie. At most 13 kernels
-serve all lengths: few new lengths compile anything.""",
+The sums are over `dim`. Arithmetic is in float32, and y is rounded once. If y is float32 or a mask of floats is
+added, v is rounded to float32; otherwise differences of x are scaled. An excluded element has v = -inf, and its y
+is 0. A row whose elements are all excluded becomes zeros. Elements that a mask or a causal mode excludes are 0
+even if the rest of the row is NaN. A row's bits do not depend on the number of rows, nor on their addresses. At
+most 13 kernels serve all lengths, so few new lengths compile a kernel.""",
     excluded="0",
     with_sink="y = exp(v) / (sum(exp(v)) + exp(sink))",
 )
@@ -169,8 +169,8 @@ LOG_SOFTMAX = _forward(
     "log_softmax",
     """Return the logarithm of the softmax of each row: ``y = v - log(sum(exp(v)))`` with ``v = scale * x``.
 
-As `softmax` does it; y is -inf where something does not take part. In float16, so is what is below -65504, and the
-backward takes it for the same.""",
+The rules are those of `softmax`, except that y is -inf for excluded elements. In float16, a y below -65504 is
+-inf, too, and the backward treats it as excluded.""",
     excluded="-inf",
     with_sink="y = v - log(sum(exp(v)) + exp(sink))",
 )
@@ -188,22 +188,22 @@ def _backward(name: str, summary: str, dsink: str) -> Declaration:
             "causal",
             _WORDS,
             counts=("queries", "keys"),
-            doc="The forward call's: what it excludes is not read, and dx is 0 there.",
+            doc="The forward call's. Elements that it excludes are not read, and dx is 0 there.",
         ),
-        replace(_WINDOW, doc="The forward call's, likewise."),
+        replace(_WINDOW, doc="The forward call's."),
         Input(
             "sink",
             "heads",
             _FLOATS,
             optional=True,
-            doc="The forward call's, for its gradient, which needs lse, too.",
+            doc="The forward call's, for its own gradient, which also needs lse.",
         ),
         Input(
             "lse",
             "...",
             (FLOAT32,),
             optional=True,
-            doc="What the forward call returned; it may have a last dimension of 1 beside.",
+            doc="The forward call's result. It may have one more dimension of 1 at the end.",
         ),
         # Masks of bytes are refused by the family, which says why.
         Input(
@@ -213,17 +213,17 @@ def _backward(name: str, summary: str, dsink: str) -> Declaration:
             optional=True,
             broadcast=True,
             refused=(BOOL, UINT8),
-            doc="The forward call's, of floats, for its gradient: its elements are not read.",
+            doc="The forward call's mask of floats, for its own gradient. Its elements are not read.",
         ),
         Output(
             "out",
             _ROWS,
             _FLOATS,
             like="y",
-            doc="""Where dx is written: dy or y itself, unless dmask is returned, for which they are read again; or an
-            array that shares no element with the inputs.""",
+            doc="""Where dx is written: dy or y itself, or an array that shares no element with the inputs. If dmask is
+            returned, it may not be dy or y, which are read again.""",
             returned="dx",
-            returned_doc="Of dy's framework, or `out`.",
+            returned_doc="An array of dy's framework, or `out`.",
         ),
         OutputDType(
             "out_dtype",
@@ -264,7 +264,7 @@ def _backward(name: str, summary: str, dsink: str) -> Declaration:
         example=EXAMPLES[name],
         buckets=BUCKETS,
         nouns=_NOUNS,
-        selector=replace(_DIM, doc="As the forward call takes it."),
+        selector=replace(_DIM, doc="The forward call's."),
     )
 
 
@@ -272,18 +272,17 @@ SOFTMAX_BACKWARD = _backward(
     "softmax_backward",
     """Return the gradient of `softmax` for x: ``dx = scale * y * (dy - sum(dy * y))``.
 
-It needs no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. A mask of floats, which was added, has
-a gradient of its own: ``dmask = sum(y * (dy - sum(dy * y)))``, of which the outer sum is over the rows that an
-element of the mask was broadcast to.""",
+The gradient for x needs no mask: where y is 0, dx is 0, even if dy is NaN or infinite there. A mask of floats has
+a gradient of its own: ``dmask = sum(y * (dy - sum(dy * y)))``. The outer sum is over the rows that an element of
+the mask was broadcast to.""",
     dsink="-sum(exp(sink - lse) * sum(dy * y))",
 )
 LOG_SOFTMAX_BACKWARD = _backward(
     "log_softmax_backward",
     """Return the gradient of `log_softmax` for x: ``dx = scale * (dy - exp(y) * sum(dy))``.
 
-Where y is -inf, dx is 0 and dy does not count. The gradient of a mask of floats is
-``sum(dy - exp(y) * sum(dy))``, of which the outer sum is over the rows that an element of the mask was broadcast
-to.""",
+Where y is -inf, dx is 0 and dy is ignored. The gradient of a mask of floats is ``sum(dy - exp(y) * sum(dy))``. The
+outer sum is over the rows that an element of the mask was broadcast to.""",
     dsink="-sum(exp(sink - lse) * sum(dy))",
 )
 
