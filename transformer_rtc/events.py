@@ -20,20 +20,20 @@ class Event(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``"compile"``: NVRTC ran, or the simulator's compiler. ``"load"``: a cubin or a simulator's module was loaded.
-        ``"load_ptx"``: PTX was, and the driver compiled it.
+        ``"compile"``: NVRTC or the simulator's compiler ran. ``"load"``: a cubin or a simulator's module was loaded.
+        ``"load_ptx"``: PTX was loaded, and the driver compiled it.
     symbol : str
         The kernel.
     target : Target
-        What it is for: an architecture; a GPU's, or the simulator's.
+        The architecture that the kernel is for, of a GPU or of the simulator.
     device : int or SimulatedDevice or None
-        Of a load.
+        The device of a load. None: a compile.
     milliseconds : float
-        What it took.
+        How long it took.
     size : int
         Bytes of the image.
     origin : str
-        Where the image came from: ``"compiler"``; ``"disk"``: the cache; ``"companion"``: the companion wheel; or
+        Where the image came from: ``"compiler"``, ``"disk"`` (the cache), ``"companion"`` (the companion wheel) or
         ``"package"``.
 
     Examples

@@ -37,10 +37,10 @@ MOST_KERNELS = 512
 
 
 class KernelManager:
-    """Gives kernels: compiled once, kept on disk, loaded once on each device.
+    """Compiles each kernel once, keeps it on disk, and loads it once on each device.
 
-    It keeps those that were asked for last. What it forgets is unloaded with its last user, and loaded again when it is
-    asked for; a kernel whose launch a graph has captured stays loaded.
+    The least recently used kernels are dropped. A dropped kernel is unloaded when nothing uses it, and loaded again by
+    the next call. A kernel whose launch a graph has captured stays loaded.
 
     Parameters
     ----------
@@ -49,11 +49,11 @@ class KernelManager:
     compile_program : callable
         The compiler; `transformer_rtc.compiler.compile_program` by default.
     identity : callable
-        Which compiler that is, without opening it.
+        Returns which compiler that is, without opening it.
     options : Settings
-        What the environment asks for.
+        The settings of the environment.
     most_kernels : int
-        How many kernels it keeps loaded, and the machine code of how many in memory.
+        How many kernels stay loaded, and how many kernels' machine code stays in memory.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class KernelManager:
         self._lookup.cache = cache
 
     def on_event(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `callback` with the `Event` of every compile and load from now on; what is returned stops that.
+        """Call `callback` with the `Event` of every later compile and load. The returned function stops that.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class KernelManager:
         return includes.read(spec, toolchain_of(target, self._nvrtc).has_cuda_headers)
 
     def get(self, spec: KernelSpec, device: DeviceLike) -> Kernel:
-        """Return a kernel on a device: from memory, else from disk, else compiled.
+        """Return a kernel on a device: from memory, or from disk, or compiled.
 
         Parameters
         ----------
@@ -342,7 +342,7 @@ class KernelManager:
         return (self._read(spec, on), on) in self._images
 
     def image(self, spec: KernelSpec, target: int | Target, cubin: bool = False) -> Image:
-        """Return a kernel's machine code: from disk, else compiled and put there. Needs no device.
+        """Return a kernel's machine code: from disk, or compiled and written there. It needs no device.
 
         Parameters
         ----------

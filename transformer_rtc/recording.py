@@ -70,18 +70,18 @@ class _Recorder:
 def record(path: str | os.PathLike[str] | None = None) -> Iterator[list[ManifestEntry]]:
     """Write the manifest of what operators are asked for, and of callers' own kernels, for `warmup`.
 
-    That is what is called until the block ends, by all threads, whether it was called before or not. Calls on the CPU,
-    in the simulator, count like those on a GPU. ``TRANSFORMER_RTC_RECORD=path`` records a whole process.
+    The manifest has all calls until the block ends, of all threads, even if a call is not the first of its kind. Calls
+    in the simulator count like those on a GPU. ``TRANSFORMER_RTC_RECORD=path`` records a whole process.
 
     Parameters
     ----------
     path : str or path, optional
-        A file; lines are added to it, by several processes if need be. None: only what is yielded.
+        A file to which lines are added. Several processes may add to one file. None: only the list is yielded.
 
     Yields
     ------
     list of ManifestEntry
-        What was asked for, up to now; `warmup` takes it as its manifest.
+        The entries of all calls up to now. `warmup` takes the list as its manifest.
 
     Raises
     ------

@@ -132,14 +132,14 @@ def implementations(op: Callable[..., object], device: int = 0) -> list[str]:
     Returns
     -------
     list of str
-        ``"rtc"`` where NVRTC is installed and not forbidden: compiled at run time. ``"static"`` where the installation
-        has kernels for the device: compiled when the package was built. ``"simulator"`` where a C++ compiler is: arrays
-        of the host, on the CPU, which is the only one on a machine without a GPU.
+        ``"rtc"``, kernels that are compiled at run time, if NVRTC is installed and not forbidden. ``"static"``, kernels
+        that were compiled with the package, if it has any for the device. ``"simulator"``, arrays on the host on the
+        CPU, if there is a C++ compiler. It is the only one on a machine without a GPU.
 
     Raises
     ------
     ArgumentError
-        If `op` is no operator of this package.
+        If `op` is not an operator of this package.
     DeviceNotFoundError
         If there is no such device, or it is too old.
     SettingsError
@@ -188,7 +188,7 @@ def using(implementation: str | SimulatedDevice) -> Iterator[None]:
     ----------
     implementation : str or SimulatedDevice
         ``"rtc"``, ``"static"`` or ``"simulator"``; or a simulated device, which says how to simulate. The first two
-        need a GPU, for arrays of the host, too: none of them is simulated then.
+        need a GPU, even for arrays on the host, which are not simulated then.
 
     Raises
     ------

@@ -205,12 +205,12 @@ class Field(_Field):
     type : str
         ``"pointer"``, ``"int64"``, ``"int32"``, ``"uint32"`` or ``"float32"``.
     source : str
-        What an operator fills it with, such as ``"x.data"``; empty: zero, or where the caller packs the values.
+        What an operator fills it with, such as ``"x.data"``. Empty: zero, or the caller's value.
 
     Raises
     ------
     ArgumentError
-        If the name is none of C++'s, or the type is unknown.
+        If the name is not a name of C++, or the type is unknown.
 
     Examples
     --------

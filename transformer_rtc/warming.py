@@ -50,7 +50,7 @@ class WarmupRecord(NamedTuple):
     architecture : str
         Such as ``"sm_90"``.
     status : str
-        ``"compiled"``; ``"cached"``: it was there, or another process has compiled it meanwhile; ``"failed"``.
+        ``"compiled"``; ``"cached"``: it was in a cache, or another process compiled it meanwhile; ``"failed"``.
     milliseconds : float
         What it took.
     error : str
@@ -295,50 +295,50 @@ def warmup(
 ) -> list[WarmupRecord]:
     """Compile what is missing, so that no later call does.
 
-    ``warmup(rms_norm, "bfloat16", 4096)`` makes the kernels of ``rms_norm(x, weight)``, for rows of that size in any
-    number; ``warmup(manifest=path)`` those that a run has used, which `record` has written. Nothing is loaded or run. A
-    small GPU, or a part of one, may take other kernels for rows that several CTAs share: record a run there.
+    ``warmup(rms_norm, "bfloat16", 4096)`` compiles the kernels of ``rms_norm(x, weight)``, for any number of rows of
+    that size. ``warmup(manifest=path)`` compiles the kernels of a run that `record` has written. Nothing is loaded or
+    run. A small GPU, or a part of one, may use other kernels for rows that several CTAs share: record its run on it.
 
     Parameters
     ----------
     operators : callable, str or sequence of them
         This package's operators, or their names.
     dtypes : data type or sequence of them
-        Of every array but those that `arguments` names; of any framework, or by name.
+        The data types of all arrays except those that `arguments` names; of any framework, or by name.
     hidden_sizes : int or sequence of int
-        Columns of a row. Each operator is compiled for each data type and each size. None are needed for operators
-        whose kernels serve every length: activations without a scale of each row, and `add`.
+        Columns of a row. Each operator is compiled for each data type and each size. `add`, and activations without a
+        scale for each row, need no size, because their kernels serve every length.
     manifest : str, path, or iterable of ManifestEntry, optional
-        What else to compile: a file that `record` has written, or what it has yielded.
+        Further kernels to compile: a file that `record` has written, or the list that it has yielded.
     architectures : str or sequence of str, optional
-        Such as ``"sm_90"``; no GPU is needed, but an NVRTC that compiles for it. None: the current GPU's.
+        Architectures such as ``"sm_90"``. They need no GPU, but an NVRTC that supports them. None: the current GPU's.
     per_head : bool
         Whether each head has a weight and bias of its own.
     sm_margin : bool
         Whether calls leave multiprocessors free.
     unaligned : bool
-        Whether to compile each call's kernel for unaligned rows as well: of arrays that begin, or have rows that begin,
-        at no multiple of 16 bytes, such as slices, and of softmax's lengths that are no whole vectors. False: of a
-        manifest's lines, only what they name, and else for whole rows at aligned addresses.
+        Whether to compile each call's kernel for unaligned rows as well. These are rows that begin at no multiple of 16
+        bytes, such as those of slices, and lengths of softmax that are no whole vectors. False: only the kernels that
+        a manifest's lines name, and for described calls those of aligned rows.
     tuning : str or path, optional
-        A tuning file, which ``transformer-rtc tune`` has written: of the architecture that it is for, the kernels are
-        compiled that a device with this file asks for. By default the current GPU's file, if it has one, and none where
-        `architectures` are named. What a manifest's line says of a configuration goes first.
+        A tuning file, which ``transformer-rtc tune`` has written. For its architecture, the kernels of its
+        configurations are compiled. By default it is the current GPU's file, if there is one, and none if
+        `architectures` are named. A configuration in a manifest's line has priority.
     threads : int, optional
-        How many kernels to compile at a time; by default as many as this process may use cores.
+        How many kernels to compile at a time. By default it is the number of cores that this process may use.
     progress : bool or callable
         True shows a bar by tqdm, or lines where it is not installed. A callable gets each `WarmupRecord`, how many
         there are by now, and how many there will be.
     **arguments
-        What a call gives besides, by the names that the operators take: True, a data type, or None. ``weight`` is there
-        unless it is None, and so is LayerNorm's ``bias``; others are where they are named, such as
-        ``weight="float32"``, ``return_rstd=True``, ``out_dtype="float8_e4m3fn"``, ``scale=True``; of softmax,
+        Optional arguments of the calls, by their names in the operators: True, a data type, or None. By default calls
+        have ``weight``, and LayerNorm's ``bias``; None leaves one out. Calls have other arguments only if they are
+        named: ``weight="float32"``, ``return_rstd=True``, ``out_dtype="float8_e4m3fn"``, ``scale=True``, or of softmax
         ``causal="aligned"``, ``mask="bool"``, ``sink=True``.
 
     Returns
     -------
     list of WarmupRecord
-        One for each kernel and architecture, in the order of what was asked for.
+        One record for each kernel and architecture, in the order of the request.
 
     Raises
     ------

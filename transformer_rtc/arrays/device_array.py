@@ -11,14 +11,14 @@ from .dtypes import TYPESTRS
 
 
 class DeviceArray:
-    """An array in device memory that this package allocated, for callers whose framework cannot be asked to.
+    """An array in device memory that this package allocated, for callers whose framework cannot allocate it.
 
-    It speaks ``__dlpack__`` and, but for bfloat16 and 8-bit floats, ``__cuda_array_interface__``.
+    It has ``__dlpack__`` and, except for bfloat16 and 8-bit floats, ``__cuda_array_interface__``.
 
     Attributes
     ----------
     shape : tuple of int
-        It is row-major without gaps.
+        The sizes of its dimensions. The array is row-major without gaps.
     dtype : str
         The element type's name.
     device : int
