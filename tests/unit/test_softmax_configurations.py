@@ -28,7 +28,7 @@ from transformer_rtc.spec import (
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 LONGEST = 4 << 20
-MOST_KERNELS = 13
+MOST_KERNELS = 14
 OF_EACH = [size for size in BUCKETS if size <= LONGEST]
 # Beside whole devices those, or parts, with smaller clusters or none, or that hold fewer CTAs of a row.
 DEVICES = [

@@ -49,7 +49,7 @@ def softmax(
     added, v is rounded to float32; otherwise differences of x are scaled. An excluded element has v = -inf, and its y
     is 0. A row whose elements are all excluded becomes zeros. Elements that a mask or a causal mode excludes are 0
     even if the rest of the row is NaN. A row's bits do not depend on the number of rows, nor on their addresses. At
-    most 13 kernels serve all lengths, so few new lengths compile a kernel.
+    most 14 kernels serve all lengths, so few new lengths compile a kernel.
 
     torch's autograd records the gradient.
 

@@ -161,7 +161,7 @@ The sums are over `dim`. Arithmetic is in float32, and y is rounded once. If y i
 added, v is rounded to float32; otherwise differences of x are scaled. An excluded element has v = -inf, and its y
 is 0. A row whose elements are all excluded becomes zeros. Elements that a mask or a causal mode excludes are 0
 even if the rest of the row is NaN. A row's bits do not depend on the number of rows, nor on their addresses. At
-most 13 kernels serve all lengths, so few new lengths compile a kernel.""",
+most 14 kernels serve all lengths, so few new lengths compile a kernel.""",
     excluded="0",
     with_sink="y = exp(v) / (sum(exp(v)) + exp(sink))",
 )

@@ -39,7 +39,7 @@ _LOG_OF_VECTORS = 2.4
 # Of rows in registers: the best number of a thread's vectors, of rows of so few vectors or with a mask, and of others.
 _SHORT_ROW, _LOG_OF_FEW_VECTORS, _LOG_OF_MANY_VECTORS = 16, 2, 3
 _WARP, _MOST_REGISTER_THREADS = 32, 128
-# Of a row where all columns take part: where these were the fastest, two or eight are nearly so, and save a kernel.
+# CTAs of a row with a mask or backward: where these were the fastest, two or eight are nearly so, and save a kernel.
 _SKIPPED_CTAS = 4
 
 
@@ -96,7 +96,7 @@ def may_be_chosen(config: SoftmaxConfig, row: SoftmaxRow, limits: DeviceLimits) 
     if config.persistent:
         return config.clusters and config.ctas_per_row == most_ctas(limits) and 2 * elements > MOST_OF_PERSISTENT_CTA
     if config.staged or config.tiled:
-        return row.causal or config.ctas_per_row != _SKIPPED_CTAS
+        return config.ctas_per_row != _SKIPPED_CTAS or row.causal or not (row.masked or row.backward)
     if config.ctas_per_row > 1 or config.threads_per_row == 1:
         return False
     fills = row.columns == elements and not row.causal
