@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import other_tables
-from bandwidth_cases import COMPILED_HIDDEN, DRESIDUAL, FORMS, PLAIN, Case
+from bandwidth_cases import COMPILED_HIDDEN, DRESIDUAL, FORMS, Case
 from bandwidth_providers import COMPILED, OURS, STATIC, TE_KERNELS, TORCH
 from bandwidth_report import Measured, joined
 from other_tables import NAMES, ROOT, text
@@ -24,6 +24,7 @@ PAGES = ("README.md", "docs/performance.md", "benchmarks/README.md")
 TYPES = (("bfloat16", "bf16"), ("float32", "fp32"))
 NORMS = ("rms_norm", "layer_norm", "rms_norm_backward", "layer_norm_backward")
 LIGER, QUACK = "Liger", "quack"
+PEER_OPERATORS = (*NORMS, "softmax")  # of the run beside every peer
 # Of the README's table: those that torch.compile was measured for.
 SPEED_COLUMNS = (1024, 4096, 8192, 32768)
 
@@ -35,9 +36,9 @@ PLOT_LABELS = {TE_KERNELS: "TransformerEngine"}
 BEHIND = 1.03
 
 
-def measured(name: str) -> list[Measured]:
-    """Return the cells of a run, of both types."""
-    files = [ROOT / "benchmarks" / "results" / f"h200-{name}-{short}.json" for _, short in TYPES]
+def measured(name: str, types: Sequence[str] = ("bf16", "fp32")) -> list[Measured]:
+    """Return the cells of a run, of both types or of these."""
+    files = [ROOT / "benchmarks" / "results" / f"h200-{name}-{short}.json" for short in types]
     runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     return [Measured(found) for found in joined(runs)["cases"]]
 
@@ -96,22 +97,21 @@ def by_columns(run: str, operators: dict[str, str], first: str, *kinds: str) -> 
 
 def speed() -> str:
     """Return the README's table: four sizes, five operators, every peer of the run."""
-    cells = of(measured("bandwidth"), kind="shape", dtype="bfloat16")
-    operators = (*NORMS, "softmax")
+    cells = of(measured("peers", ("bf16",)), kind="shape")
     peers = [name for name in (TORCH, COMPILED, LIGER, QUACK, TE_KERNELS) if any(one.speed(name) for one in cells)]
     rows = (
-        [str(size), *(ratio(of(cells, hidden=size, operator=operator), peers) for operator in operators)]
+        [str(size), *(ratio(of(cells, hidden=size, operator=operator), peers) for operator in PEER_OPERATORS)]
         for size in SPEED_COLUMNS
     )
-    return text(["columns", *(NAMES[operator] for operator in operators)], rows)
+    return text(["columns", *(NAMES[operator] for operator in PEER_OPERATORS)], rows)
 
 
 def peers() -> str:
     """Return the speed over the best copy of every provider of the run, where torch.compile was measured."""
-    cells = of(measured("bandwidth"), kind="shape", dtype="bfloat16")
+    cells = of(measured("peers", ("bf16",)), kind="shape")
     names = [name for name in PLOT_COLORS if any(one.speed(name) for one in cells)]
     rows = []
-    for operator in PLAIN:
+    for operator in PEER_OPERATORS:
         for columns in COMPILED_HIDDEN:
             (cell,) = of(cells, operator=operator, hidden=columns)
             shares = (cell.ratio(name) for name in names)
@@ -121,14 +121,15 @@ def peers() -> str:
 
 def behind() -> str:
     """Return the cases in which a peer is faster by more than runs differ, the slowest of ours first."""
-    found = []
-    for one in (*measured("bandwidth"), *measured("models")):
+    found = {}  # by case and peer, of the last run that has both
+    for one in (*measured("bandwidth"), *measured("models"), *measured("peers", ("bf16",))):
         peer, mine = one.best_peer, one.times(OURS)
         theirs = one.times(peer) if peer else None
         if mine and theirs and mine["median"] > BEHIND * theirs["median"]:
-            found.append((theirs["median"] / mine["median"], one.case, mine["median"], theirs["median"], peer))
+            share = theirs["median"] / mine["median"]
+            found[str(one.case), peer] = (share, one.case, mine["median"], theirs["median"], peer)
     rows = []
-    for share, case, mine_us, their_us, peer in sorted(found, key=lambda one: one[0]):
+    for share, case, mine_us, their_us, peer in sorted(found.values(), key=lambda one: one[0]):
         where = f"{case.shape}{', in a graph' if case.kind == 'small' else ''}"
         name, type_name = NAMES[case.operator], dict(TYPES)[case.dtype]
         rows.append([name, type_name, where, f"{mine_us:.1f}", f"{their_us:.1f}", f"{share:.2f}", str(peer)])
@@ -263,12 +264,11 @@ def plot(path: str) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    operators = (*NORMS, "softmax", "softmax_backward")
-    cells = of(measured("bandwidth"), kind="shape", dtype="bfloat16", hidden=PLOT_COLUMNS)
+    cells = of(measured("peers", ("bf16",)), kind="shape", hidden=PLOT_COLUMNS)
     names = [name for name in PLOT_COLORS if any(one.speed(name) for one in cells)]
     figure, axis = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
     width = 0.8 / len(names)
-    for place, operator in enumerate(operators):
+    for place, operator in enumerate(PEER_OPERATORS):
         (cell,) = of(cells, operator=operator)
         shown = [name for name in names if cell.ratio(name)]
         for number, name in enumerate(shown):
@@ -276,7 +276,9 @@ def plot(path: str) -> None:
             axis.bar(at, cell.ratio(name) or 0.0, width * 0.9, color=PLOT_COLORS[name])
     handles = [Patch(color=PLOT_COLORS[name], label=PLOT_LABELS.get(name, name)) for name in names]
     axis.axhline(1.0, color="grey", linewidth=0.8)
-    axis.set_xticks(range(len(operators)), [NAMES[operator].replace(" ", "\n") for operator in operators], fontsize=10)
+    axis.set_xticks(
+        range(len(PEER_OPERATORS)), [NAMES[operator].replace(" ", "\n") for operator in PEER_OPERATORS], fontsize=10
+    )
     axis.set_ylabel("bandwidth / best copy")
     axis.set_title(f"bfloat16, {PLOT_COLUMNS} columns, one NVIDIA H200", fontsize=11)
     # More than four names in one line would be wider than the plot.
