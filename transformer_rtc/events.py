@@ -74,16 +74,16 @@ class Listeners:
 
     def __init__(self, is_logged: bool) -> None:
         self.counts: Counter[str] = Counter()
-        self._callbacks: list[Callable[[Event], None]] = []
+        self._callbacks: dict[object, Callable[[Event], None]] = {}  # by what their `stop` knows
         self._is_logged = is_logged
 
     def add(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Have a callback told of every event from now on, until what is returned is called."""
-        self._callbacks.append(callback)
+        added = object()
+        self._callbacks[added] = callback
 
         def stop() -> None:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
+            self._callbacks.pop(added, None)
 
         return stop
 
@@ -93,5 +93,5 @@ class Listeners:
         if log.is_read(log.INFO, self._is_logged):
             what = f"{event.kind} {event.symbol} {where or event.target} {event.milliseconds:.2f} ms"
             log.tell(log.INFO, f"{what}, {event.size} bytes from {event.origin}", self._is_logged)
-        for callback in tuple(self._callbacks):
+        for callback in tuple(self._callbacks.values()):
             callback(event)

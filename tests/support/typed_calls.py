@@ -111,8 +111,11 @@ def user_file(type_: str, imports: str) -> str:
 
 
 def _lines(declaration: Declaration, type_: str) -> Iterator[str]:
+    plain = type_
     for arguments, count in _calls(declaration):
         expected = type_ if count == 1 else f"tuple[{', '.join([type_] * count)}]"
+        if arguments == _required(declaration):
+            plain = expected
         yield f"assert_type(t.{declaration.name}({', '.join(arguments)}), {expected})"
     yield f"t.{declaration.name}({', '.join(_everything(declaration))})"
     yield f"t.{declaration.name}({', '.join(map(_value, declaration.positional, itertools.repeat(declaration)))})"
@@ -122,7 +125,7 @@ def _lines(declaration: Declaration, type_: str) -> Iterator[str]:
             yield f"assert_type(t.{declaration.name}({', '.join([*_required(declaration), said])}), {type_})"
     for value in _SELECTED.get(type(declaration.selector), ()):
         said = f"{declaration.selector.keyword}={value}"
-        yield f"assert_type(t.{declaration.name}({', '.join([*_required(declaration), said])}), {type_})"
+        yield f"assert_type(t.{declaration.name}({', '.join([*_required(declaration), said])}), {plain})"
     # A flag of which only the type is known.
     counts = sorted({count for _, count in _calls(declaration)})
     flags = [one.keyword for one in declaration.arguments if isinstance(one, (Result, OutputWanted))]

@@ -327,6 +327,18 @@ def test_a_callers_text_gets_the_same_cache(make, compiler):
     assert len(compiler.calls) == 2
 
 
+def test_a_callback_that_was_added_twice_is_stopped_once_by_each(make):
+    manager, seen = make(), []
+    first, second = manager.on_event(seen.append), manager.on_event(seen.append)
+    first()
+    first()
+    manager.get(FIRST, 0)
+    assert len(seen) == 2  # a compile and a load
+    second()
+    manager.get(SECOND, 0)
+    assert len(seen) == 2
+
+
 def test_events_tell_what_happened_until_they_are_stopped(make):
     manager, seen, others = make(), [], []
     stop = manager.on_event(seen.append)

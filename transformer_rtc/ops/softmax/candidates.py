@@ -18,7 +18,7 @@ _LEAST_FILLED = 0.5  # of its threads' vectors, those that the longest row of a 
 # would many vectors backward, or in CTAs of so many threads, whose launch bounds limit the registers.
 _VECTORS_PER_THREAD = (2, 4, 8)
 _FEW_THREADS, _MOST_OF_FEW, _MOST_IN_REGISTERS = 16, 64, 32
-_MANY_VECTORS, _MANY_THREADS = 8, 128
+_MANY_VECTORS, _MOST_OF_MANY_VECTORS = 8, 64
 # Elements of a CTA: many threads have few registers each, of which a persistent kernel needs fewer.
 _MOST_OF_CTA, MOST_OF_PERSISTENT_CTA = 8192, 16384
 _STAGED_WARPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
@@ -51,8 +51,8 @@ def candidates(row: SoftmaxRow, limits: DeviceLimits) -> Iterator[SoftmaxConfig]
         for vectors_per_thread in _VECTORS_PER_THREAD:
             threads = threads_for(share, vectors_per_thread)
             most = _MOST_OF_FEW if plain and power_of_two(threads) <= _FEW_THREADS else _MOST_IN_REGISTERS
-            many = _FEW_THREADS + 1 if row.backward else _MANY_THREADS
-            if vectors_per_thread >= _MANY_VECTORS and power_of_two(threads) >= many:
+            few = _FEW_THREADS if row.backward else _MOST_OF_MANY_VECTORS
+            if vectors_per_thread >= _MANY_VECTORS and power_of_two(threads) > few:
                 continue
             of_cta = power_of_two(threads) * vectors_per_thread * row.vec_size
             if of_cta > MOST_OF_PERSISTENT_CTA:
