@@ -63,7 +63,7 @@ def packs(entries: Sequence[ManifestEntry], architectures: Sequence[str], thread
         with tempfile.TemporaryDirectory() as folder:
             cache, path = DiskCache(os.path.join(folder, "cache")), os.path.join(folder, PACK.format(name))
             for record in compile_all(KernelManager(cache), kernels, threads, tell):
-                if record.status == "failed":
+                if record.error:
                     sys.exit(f"{record_line(record)}: {record.error}")
             packed, _ = archive.pack(cache, path)
             if len(packed) != len(kernels):

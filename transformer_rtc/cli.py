@@ -94,7 +94,8 @@ def _warmup(arguments: argparse.Namespace) -> int:
         progress=told_of or False,
         **given,
     )
-    counts = {status: sum(record.status == status for record in records) for status in ("compiled", "cached", "failed")}
+    statuses = ("compiled", "cached", "missing", "failed")
+    counts = {status: sum(record.status == status for record in records) for status in statuses}
     kept = counts["compiled"] == 0 or manager.cache.writable
     found = {"records": [record._asdict() for record in records], **counts, "kept": kept}
     summary = ", ".join(f"{count} {status}" for status, count in counts.items())
@@ -104,7 +105,7 @@ def _warmup(arguments: argparse.Namespace) -> int:
     emit(arguments, found, [*([] if is_told else [_RECORD_HEADER, *map(_record_line, records)]), summary])
     if not kept and not arguments.json:
         print(f"transformer-rtc: {found['error']}", file=sys.stderr)
-    return 1 if counts["failed"] or not kept else 0
+    return 1 if counts["missing"] or counts["failed"] or not kept else 0
 
 
 def _tune(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from . import _native
 from .checks import is_integer
-from .errors import ArgumentError, DeviceNotFoundError, shown
+from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, shown
 from .launch import Kernel
 from .simulator import SimulatedDevice
 from .spec import ARCHITECTURES, DeviceLimits, Params, Target
@@ -186,6 +186,15 @@ def _check_ordinal(device: object) -> None:
     """Refuse what is no ordinal of a GPU."""
     if not is_integer(device, 0, 2**31 - 1):
         raise ArgumentError(f"device is {shown(device)}; it takes the ordinal of a GPU, from 0 on")
+
+
+def has_gpu() -> bool:
+    """Whether this process sees a GPU that it can use."""
+    try:
+        _native.current_device()
+    except TransformerRtcError:
+        return False
+    return True
 
 
 def is_too_old(limits: DeviceLimits) -> bool:

@@ -366,7 +366,9 @@ class UnexpectedCompileError(TransformerRtcError, RuntimeError):
         Under which it is not in the cache.
     manifest_line : str
         What of a manifest asks for it, for `transformer_rtc.warmup`; empty where no operator and no
-        `KernelManager.compile` did.
+        `KernelManager.compile` did. The message of a simulated target leaves it out, as no warm-up makes its module.
+    reason : str
+        Why in a few words, such as ``"it is in no cache"``.
 
     Examples
     --------
@@ -389,18 +391,28 @@ class UnexpectedCompileError(TransformerRtcError, RuntimeError):
     target: str
     key: str
     manifest_line: str
+    reason: str
 
-    def __init__(self, what: str, symbol: str, target: str, key: str, manifest_line: str = "") -> None:
-        self.what, self.symbol, self.target, self.key, self.manifest_line = what, symbol, target, key, manifest_line
-        asked = f"\nThe line of a manifest that warms it up: {manifest_line}" if manifest_line else ""
+    def __init__(
+        self, what: str, symbol: str, target: str, key: str, manifest_line: str = "", reason: str = ""
+    ) -> None:
+        self.what, self.symbol, self.target, self.key = what, symbol, target, key
+        self.manifest_line, self.reason = manifest_line, reason
+        architecture, _, simulated = target.partition(".")
+        asked = ""
+        if manifest_line and not simulated:
+            asked = (
+                f"\nThe line of a manifest that warms it up: {manifest_line}"
+                f"\nThe command: transformer-rtc warmup --manifest FILE --architecture {architecture}"
+            )
         super().__init__(f"{what}{asked}")
 
     def asked_by(self, manifest_line: str) -> UnexpectedCompileError:
         """Return the error with the line that asks for the kernel."""
-        return type(self)(self.what, self.symbol, self.target, self.key, manifest_line)
+        return type(self)(self.what, self.symbol, self.target, self.key, manifest_line, self.reason)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.what, self.symbol, self.target, self.key, self.manifest_line)
+        return type(self), (self.what, self.symbol, self.target, self.key, self.manifest_line, self.reason)
 
 
 class CompileError(TransformerRtcError, RuntimeError):

@@ -14,14 +14,7 @@ from . import compiler, includes, log, usage
 from .cache import DiskCache
 from .checks import check_flag, check_integer, check_type, paths_of
 from .device import Device, DeviceLike, device_of
-from .errors import (
-    ArgumentError,
-    CompilerNotFoundError,
-    DriverError,
-    SettingsError,
-    UnexpectedCompileError,
-    shown,
-)
+from .errors import ArgumentError, CompilerNotFoundError, DriverError, SettingsError, UnexpectedCompileError, shown
 from .events import Event, Listeners
 from .launch import Kernel, refuses_image
 from .lookup import Image, Lookup
@@ -396,11 +389,13 @@ class KernelManager:
         """
         return self._lookup.key(self._read(spec, target), target, identity)
 
-    def _check_compile(self, what: Callable[[], str], symbol: str, target: Target, key: str) -> None:
-        """Do what the settings ask for before a compile; `what` returns why there is one."""
+    def _check_compile(self, what: Callable[[], tuple[str, str]], symbol: str, target: Target, key: str) -> None:
+        """Do what the settings ask for before a compile; `what` returns why there is one, at length and in short."""
         if self._freezes or self._settings.on_compile == "error":
             why = "freeze()" if self._freezes else "TRANSFORMER_RTC_ON_COMPILE=error"
-            raise UnexpectedCompileError(f"{what()}, and {why} forbids to compile it", symbol, str(target), key)
+            happened, reason = what()
+            told = f"{happened}, and {why} forbids to compile it{toolchain_of(target, self._nvrtc).advice(why)}"
+            raise UnexpectedCompileError(told, symbol, str(target), key, reason=reason)
         if self._settings.on_compile == "warn":
             warnings.warn(f"transformer_rtc compiles {symbol} for {target}", RuntimeWarning, stacklevel=3)
 
@@ -465,7 +460,7 @@ class KernelManager:
             data, kind, origin, by_another = found
             if kind == "ptx" and not self._settings.force_static:
                 what = f"{symbol} is PTX, which the driver must compile for {target}"
-                self._check_compile(lambda: what, symbol, target, "")
+                self._check_compile(lambda: (what, "it is PTX"), symbol, target, "")
             start = time.perf_counter()
             try:
                 kernel = on.load(symbol, params, data)

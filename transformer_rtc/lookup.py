@@ -125,8 +125,8 @@ class Lookup:
                 self._nvrtc.identity()
                 self._reads_others = False
 
-    def miss(self, spec: KernelSpec, target: Target, key: str) -> str:
-        """Return what a message says of a kernel that is missing: where, under which key, and what is there instead."""
+    def miss(self, spec: KernelSpec, target: Target, key: str) -> tuple[str, str]:
+        """Return where a kernel is missing and under which key, and why in a few words: what is there instead."""
         folders = {"the cache": self.cache.folder, "the read-only cache": self.cache.read_only_folder}
         where = " and ".join(f"{name} {folder}" for name, folder in folders.items() if folder is not None)
         told = f"{spec.symbol} for {target} is not in {where or 'a cache, as there is none,'} under the key {key}"
@@ -134,5 +134,9 @@ class Lookup:
         source, identity = self.key(spec, target, ""), toolchain_of(target, self._nvrtc).identity()
         others = sorted({str(one.get("compiler")) for one in about if one.get("source") == source})
         if others:
-            return f"{told}: it was compiled there by {', '.join(others)}, and this compiler is {identity}"
-        return f"{told}: what has its name there was made of another text, headers or options" if about else told
+            reason = f"it was compiled there by {', '.join(others)}, and this compiler is {identity}"
+        elif about:
+            reason = "what has its name there was made of another text, headers or options"
+        else:
+            return told, "it is in no cache"
+        return f"{told}: {reason}", reason

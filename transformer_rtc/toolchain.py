@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 from . import compiler, static
 from .checks import check_type, is_integer
 from .compiler import Compiled
+from .device import has_gpu
 from .errors import ArgumentError, shown
 from .spec import KernelSpec, Target
 
@@ -75,6 +76,10 @@ class Toolchain:
         """Whether several kernels of one call should be compiled at the same time now."""
         raise NotImplementedError
 
+    def advice(self, why: str) -> str:
+        """Return what a message adds of an image that is missing where `why` forbids to compile it; it may be empty."""
+        raise NotImplementedError
+
     def prebuilt(self, family: str, target: Target) -> static.StaticImage | None:
         """Return the general kernels that came with the package; None: they are compiled like every other kernel.
 
@@ -127,6 +132,9 @@ class NvrtcToolchain(Toolchain):
         # At the interpreter's end only one thread may compile.
         return not compiler.is_stopped()
 
+    def advice(self, why: str) -> str:
+        return ""
+
     def prebuilt(self, family: str, target: Target) -> static.StaticImage | None:
         return static.image(family, target.architecture)
 
@@ -162,6 +170,13 @@ class SimulatorToolchain(Toolchain):
 
     def compiles_beside(self) -> bool:
         return False  # Nobody waits for a GPU where kernels are simulated.
+
+    def advice(self, why: str) -> str:
+        sees = "" if has_gpu() else "This process sees no GPU: start the container with --gpus all. "
+        return (
+            f"\n{sees}The call would run in the simulator, whose modules no warm-up makes: run it once without {why} "
+            f"to make this one"
+        )
 
     def prebuilt(self, family: str, target: Target) -> static.StaticImage | None:
         return None

@@ -17,7 +17,14 @@ from .arrays import dtype_id
 from .checks import check_flag, is_integer, path_of
 from .declaration import Declaration, check_request, columns_of, declaration_of, declarations, operator_names
 from .device import device_of
-from .errors import ArgumentError, DeviceNotFoundError, TransformerRtcError, choices, shown
+from .errors import (
+    ArgumentError,
+    DeviceNotFoundError,
+    TransformerRtcError,
+    UnexpectedCompileError,
+    choices,
+    shown,
+)
 from .kernel_manager import KernelManager, manager
 from .manifest import ManifestEntry, line
 from .progress import shown as progress_shown
@@ -50,11 +57,12 @@ class WarmupRecord(NamedTuple):
     architecture : str
         Such as ``"sm_90"``.
     status : str
-        ``"compiled"``; ``"cached"``: it was in a cache, or another process compiled it meanwhile; ``"failed"``.
+        ``"compiled"``; ``"cached"``: it was in a cache, or another process compiled it meanwhile; ``"missing"``: it is
+        in no cache, and compiles are forbidden; ``"failed"``.
     milliseconds : float
         What it took.
     error : str
-        Why it failed; else empty.
+        Why it failed or is missing; else empty.
 
     Examples
     --------
@@ -273,6 +281,8 @@ def _warm(to: KernelManager, spec: KernelSpec, architecture: int, cubins: bool) 
     if not to.in_memory(spec, target):
         try:
             status = "compiled" if to.image(spec, target, cubins).origin == "compiler" else "cached"
+        except UnexpectedCompileError as miss:
+            status, error = "missing", miss.reason
         except TransformerRtcError as failure:
             status, error = "failed", str(failure)
     return WarmupRecord(spec.symbol, str(target), status, (time.perf_counter() - start) * 1e3, error)

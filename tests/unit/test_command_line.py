@@ -226,8 +226,10 @@ WARM = ("rms_norm", "--architecture", "sm_90", "--dtype", "float16", "--hidden",
 def warm(monkeypatch, run, tmp_path) -> Callable[..., tuple[int, str, str]]:
     """Return what runs a warm-up with a compiler that only counts."""
 
-    def warm(*arguments: str, folder: str | None = str(tmp_path), identity=lambda: "nvrtc 1"):
-        manager = KernelManager(DiskCache(folder), Compiler(), identity)
+    def warm(
+        *arguments: str, folder: str | None = str(tmp_path), identity=lambda: "nvrtc 1", options=settings.settings
+    ):
+        manager = KernelManager(DiskCache(folder), Compiler(), identity, options)
         for module in (cli, warming):
             monkeypatch.setattr(module, "manager", manager)
         return run("warmup", *arguments, "--quiet")
@@ -248,7 +250,7 @@ def test_a_warm_up_from_the_command_line(warm):
 
 def test_a_warm_up_of_kernels_of_every_length_needs_no_hidden_size(warm):
     code, told, _ = warm("gelu", "--architecture", "sm_90", "--dtype", "bf16", "--whole-rows")
-    assert code == 0 and told.endswith("1 compiled, 0 cached, 0 failed\n")
+    assert code == 0 and told.endswith("1 compiled, 0 cached, 0 missing, 0 failed\n")
 
 
 def test_a_warm_up_that_keeps_nothing_or_fails_exits_with_1_and_says_why(warm):
@@ -262,6 +264,19 @@ def test_a_warm_up_that_keeps_nothing_or_fails_exits_with_1_and_says_why(warm):
     assert nothing == ""
     code, told, _ = warm(*WARM, identity=missing)
     assert code == 1 and "failed" in told and "there is no NVRTC" in told
+
+
+def test_a_warm_up_that_may_not_compile_lists_what_is_missing_in_a_short_line_each(warm):
+    warm(*WARM, "--whole-rows")
+    frozen = settings.read({"TRANSFORMER_RTC_ON_COMPILE": "error"})
+    code, told, error = warm(*WARM, options=frozen)
+    _, *lines, summary = told.splitlines()
+    assert (code, error, summary) == (1, "", "0 compiled, 1 cached, 1 missing, 0 failed")
+    assert re.fullmatch(r"missing +[\d.]+ ms  sm_90   rms_norm_forward_\w+: it is in no cache", lines[1])
+    told = warm(*WARM, identity=lambda: "nvrtc 2", options=frozen)[1]
+    assert "_h64: it was compiled there by nvrtc 1, and this compiler is nvrtc 2\n" in re.sub(r"_t\w+", "", told)
+    found = json.loads(warm(*WARM, "--json", options=frozen)[1])
+    assert [record["status"] for record in found["records"]] == ["cached", "missing"] and found["missing"] == 1
 
 
 @pytest.mark.parametrize(("short", "name"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
@@ -283,7 +298,7 @@ def test_a_warm_up_has_a_table_with_a_header_and_prints_nothing_twice(has_bar, w
     lines = told.splitlines()
     assert code == 0 and lines[0].split() == ["status", "time", "for", "kernel"] and error == ""
     assert all(re.match(r"cached +[\d.]+ ms  sm_90   rms_norm_forward_f16_", line) for line in lines[1:-1])
-    assert len(lines) == len({*lines}) == 4 and lines[-1] == "0 compiled, 2 cached, 0 failed"
+    assert len(lines) == len({*lines}) == 4 and lines[-1] == "0 compiled, 2 cached, 0 missing, 0 failed"
 
 
 # ---- compile --------------------------------------------------------------------------------------------------------

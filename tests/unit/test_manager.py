@@ -4,24 +4,28 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import pickle
 import sys
 import threading
 import time
+import types
 import warnings
 
 import pytest
 from processes import output
 from stubs import WAIT, Compiler, FakeKernel, in_threads, without_gpu
 
-from transformer_rtc import static
+from transformer_rtc import SimulatedDevice, static
+from transformer_rtc import device as devices
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.compiler import REPORT
 from transformer_rtc.device import Gpu
 from transformer_rtc.errors import (
     CompileError,
     CompilerNotFoundError,
+    DeviceNotFoundError,
     SettingsError,
     TransformerRtcError,
     UnexpectedCompileError,
@@ -260,6 +264,23 @@ def test_freeze_forbids_until_it_is_ended_and_names_the_key(make):
         stop()
         stop()  # ends its own freeze only
     assert manager.get(SECOND, 0).symbol == "second"
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_a_frozen_miss_in_the_simulator_tells_of_the_gpu_and_of_no_warm_up(make, monkeypatch, sees):
+    def current_device() -> int:
+        if not sees:
+            raise DeviceNotFoundError("there is none")
+        return 0
+
+    monkeypatch.setattr(devices, "_native", types.SimpleNamespace(current_device=current_device))
+    manager = make(on_compile="error")
+    with pytest.raises(UnexpectedCompileError) as caught:
+        manager.compile(FIRST.text, "first", FIRST.fields, SimulatedDevice())
+    miss, hint = str(caught.value).splitlines()
+    assert miss.startswith("first for sm_90.fast is not in ") and json.loads(caught.value.manifest_line)
+    assert hint.startswith("This process sees no GPU: start the container with --gpus all. ") == (not sees)
+    assert hint.endswith("run it once without TRANSFORMER_RTC_ON_COMPILE=error to make this one")
 
 
 def package(monkeypatch, image: bytes, kind: str) -> None:

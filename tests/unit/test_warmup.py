@@ -152,7 +152,7 @@ def asked_by(monkeypatch):
             pytest.raises(UnexpectedCompileError, match=r"freeze\(\)") as caught,
         ):
             call()
-        assert caught.value.manifest_line in str(caught.value)
+        assert caught.value.manifest_line not in str(caught.value)  # no warm-up makes a simulator's module
         return parse(caught.value.manifest_line)
 
     return asked_by
@@ -269,6 +269,9 @@ def test_a_kernel_of_ones_own_is_recorded_and_warmed_up_like_an_operators(fresh,
         manager.compile(*given)
     stop()
     assert parse(caught.value.manifest_line) == OWN
+    _, line, command = str(caught.value).splitlines()
+    assert line == f"The line of a manifest that warms it up: {caught.value.manifest_line}"
+    assert command == "The command: transformer-rtc warmup --manifest FILE --architecture sm_90"
     path = tmp_path / "manifest"
     path.write_text(caught.value.manifest_line)
     assert [each[:3] for each in warmup(manifest=path, architectures="sm_90")] == [("f", "sm_90", "compiled")]
