@@ -55,6 +55,7 @@ class _Asked(NamedTuple):
     name: str
     keyword: str
     selected: Any
+    returns_several: bool
 
     def __str__(self) -> str:
         return f"{self.name}: {self.keyword}={shown(self.selected)}"
@@ -135,7 +136,8 @@ def viewed(declaration: Declaration, call: Callable[..., Any]) -> Callable[..., 
                 raise ArgumentError(f"{name}: {other} needs rows in the last dimension; {keyword} is {shown(selected)}")
         given = [one for one in arrays if values[one.at] is not None]
         try:
-            views = view(_Asked(name, keyword, selected), place, given, values)
+            several = sum(_is_returned(each, values) for each in made) > 1
+            views = view(_Asked(name, keyword, selected, several), place, given, values)
         except RuntimeError as error:  # of a tensor without strides
             raise ArgumentError(f"{name}: {keyword}={shown(selected)}: an array has no such view: {error}") from error
         try:
@@ -146,16 +148,21 @@ def viewed(declaration: Declaration, call: Callable[..., Any]) -> Callable[..., 
             raise ArgumentError(f"{error} ({keyword}={shown(selected)}: arrays are seen with {seen})") from None
         found = result if isinstance(result, tuple) else (result,)
         shaped: list[Any] = []
-        for at, role, is_output, asks, beside in made:
-            if asks != _NOBODY:
-                asked = values[beside] is not None if values[asks] is None and beside != _NOBODY else values[asks]
-                if not asked:
-                    continue
-            own = is_output and values[at] is not None
-            shaped.append(values[at] if own else back(place, role, found[len(shaped)]))
+        for each in made:
+            if _is_returned(each, values):
+                own = each.is_output and values[each.at] is not None
+                shaped.append(values[each.at] if own else back(place, each.role, found[len(shaped)]))
         return tuple(shaped) if isinstance(result, tuple) else shaped[0]
 
     return run
+
+
+def _is_returned(one: _Made, values: Sequence[Any]) -> bool:
+    """Whether a call with these arguments returns an array."""
+    if one.asks == _NOBODY:
+        return True
+    is_default = values[one.asks] is None and one.beside != _NOBODY
+    return values[one.beside] is not None if is_default else bool(values[one.asks])
 
 
 # ---- Arrays of any framework -----------------------------------------------------------------------------------------
@@ -183,6 +190,11 @@ def _strides(array: Any) -> tuple[tuple[int, ...], int]:
         return tuple(array.strides), array.itemsize
     # JAX, whose arrays have no gaps.
     return tuple(math.prod(array.shape[at + 1 :]) for at in range(array.ndim)), 1
+
+
+def _strides_words(array: Any) -> str:
+    strides, unit = _strides(array)
+    return f"{strides} {'elements' if unit == 1 else 'bytes'}"
 
 
 def _move(array: Any, source: int, destination: int) -> Any:
@@ -257,31 +269,48 @@ def _view_dimension(asked: _Asked, dim: int, given: list[_Given], values: tuple[
         strides, unit = _strides(array)
         if array.shape[dim] > 1 and strides[dim] != unit and 0 not in array.shape:
             raise ArgumentError(
-                f"{asked}: its elements are not next to each other in {one.keyword}, whose strides are {strides}: "
-                f"{_way(one, array, dim)}"
+                f"{asked}: its elements are not next to each other in {one.keyword}, whose strides are "
+                f"{_strides_words(array)}: {_way(asked, one, dim, given, values)}"
             )
         views[one.at] = _move(array, dim, -1)
         if one.role == _ROWS:
             rows.append((one, strides))
     others = [at for at in range(x.ndim) if at != x.ndim + dim]
     if strides_left([[strides[at] for at in others] for _, strides in rows], [x.shape[at] for at in others]) > 2:
-        one, strides = rows[0]
+        one, _ = rows[0]
         names = " and ".join(one.keyword for one, _ in rows)
         raise ArgumentError(
             f"{asked}: the other dimensions of {names} must collapse to at most two strides; those of {one.keyword} "
-            f"are {strides}: {_way(one, x, dim)}"
+            f"are {_strides_words(x)}: {_way(asked, one, dim, given, values)}"
         )
     return views
 
 
-def _way(one: _Given, array: Any, dim: int) -> str:
+def _way(asked: _Asked, one: _Given, dim: int, given: list[_Given], values: tuple[Any, ...]) -> str:
+    """Return what a message says of the call to make instead."""
     if one.written:
         return "leave it out, or pass one that lies in memory as the inputs do"
-    place = array.ndim + dim
-    moved = f"ascontiguousarray(moveaxis({one.keyword}, {place}, -1))"
-    if hasattr(array, "movedim"):  # torch
-        moved = f"{one.keyword}.movedim({place}, -1).contiguous()"
-    return f"pass {moved}, other arrays alike, and move the result back"
+    x = values[0]
+    of_torch = hasattr(x, "movedim")
+    package = {"numpy": "np", "cupy": "cp"}.get(type(x).__module__.partition(".")[0], "jnp")
+    copies = package != "jnp"  # else arrays have no gaps
+    texts = []
+    for each in given:
+        if each.written:
+            continue
+        place, text = values[each.at].ndim + dim, each.keyword
+        if place >= 0 and (each.role != _NUMBERS or values[each.at].ndim == x.ndim):
+            if of_torch:
+                text = f"{text}.movedim({place}, -1).contiguous()"
+            else:
+                text = f"{package}.moveaxis({text}, {place}, -1)"
+                text = f"{package}.ascontiguousarray({text})" if copies else text
+        texts.append(text if each.role == _ROWS else f"{each.keyword}={text}")
+    call, place = f"{asked.name}({', '.join(texts)})", x.ndim + dim
+    if asked.returns_several:
+        return f"call {call} without {asked.keyword}, and move the results back"
+    back = f"{call}.movedim(-1, {place})" if of_torch else f"{package}.moveaxis({call}, -1, {place})"
+    return f"call {back}, without {asked.keyword}"
 
 
 def _back_dimension(dim: int, role: int, array: Any) -> Any:
@@ -326,7 +355,8 @@ def _view_shape(asked: _Asked, shape: tuple[int, ...], given: list[_Given], valu
         if not _is_dense(shape, strides[-count:], unit) and 0 not in leading:
             way = f"{one.keyword}.contiguous()" if hasattr(array, "movedim") else f"ascontiguousarray({one.keyword})"
             raise ArgumentError(
-                f"{asked}: these dimensions of {one.keyword} must lie in memory as one; its strides are {strides}: "
+                f"{asked}: these dimensions of {one.keyword} must lie in memory as one; its strides are "
+                f"{_strides_words(array)}: "
                 f"{'leave it out, or pass a contiguous one' if one.written else f'pass {way}'}"
             )
         views[one.at] = array.reshape((*leading, math.prod(shape)))

@@ -71,17 +71,17 @@ class WithoutStrides(OfNobody):
         return WithoutStrides(self.array.reshape(shape))
 
 
-WAY = re.escape("pass ascontiguousarray(moveaxis(x, 1, -1)), other arrays alike, and move the result back")
+WAY = re.escape("call np.moveaxis(softmax(np.ascontiguousarray(np.moveaxis(x, 1, -1))), -1, 1), without dim")
 X = by_columns(2, 3, 4)
 GAPS = by_columns(4, 3, 4, 5)[::2].transpose(0, 2, 1, 3)
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: softmax(ones(2, 3, 4), dim=1),
-     rf"softmax: dim=1: its elements are not next to each other in x, whose strides are \(48, 16, 4\): {WAY}$"),
+     rf"softmax: dim=1: its elements are not next to each other in x, whose strides are \(48, 16, 4\) bytes: {WAY}$"),
     (lambda: softmax(ones(2, 3, 4), dim=-2), f"softmax: dim=-2: .*: {WAY}$"),
-    (lambda: softmax(np.broadcast_to(ones(1), (2, 3, 4)), dim=1), r"softmax: dim=1: .* \(0, 0, 0\): "),
-    (lambda: softmax(X[:, ::-1], dim=1), r"softmax: dim=1: .*, whose strides are \(48, -4, 12\): "),
+    (lambda: softmax(np.broadcast_to(ones(1), (2, 3, 4)), dim=1), r"softmax: dim=1: .* \(0, 0, 0\) bytes: "),
+    (lambda: softmax(X[:, ::-1], dim=1), r"softmax: dim=1: .*, whose strides are \(48, -4, 12\) bytes: "),
     (lambda: softmax(ones(2, 3, 4, 5, 6)[:, :2, :3].transpose(2, 4, 0, 1, 3)[..., ::2], dim=1),
-     r"softmax: dim=1: the other dimensions of x must collapse to at most two strides; those of x are \(.*\): pass "),
+     r"softmax: dim=1: the other dimensions of x must collapse to at most two strides; .* are \(.*\) bytes: call "),
     (lambda: softmax(ones(5, 2, 3, 4).transpose(1, 3, 2, 0), dim=1, out=GAPS),
      "softmax: dim=1: the other dimensions of x and out must collapse to at most two strides; "),
     (lambda: softmax(X, dim=1, out=ones(2, 3, 4)),
@@ -92,7 +92,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: softmax(X, dim=1, mask=ones(4)),
      r"softmax: dim=1: mask must have this dimension; its shape is \(4,\)"),
     (lambda: softmax(X, dim=1, mask=ones(3, 4)),
-     r"softmax: dim=1: its elements are not next to each other in mask, .*: pass .*moveaxis\(mask, 0, "),
+     r"softmax: dim=1: .* in mask, .*: call .*moveaxis\(x, 1, -1\)\), mask=np.*\(mask, 0, -1\)\)\), -1"),
+    (lambda: softmax(ones(2, 3, 4), dim=1, return_lse=True),
+     r"softmax: dim=1: .*: call softmax\(np\.[^=]*\) without dim, and move the results back$"),
+    (lambda: softmax_backward(ones(2, 3, 4), ones(2, 3, 4), lse=ones(2, 4), dim=1),
+     r"softmax_backward: .*moveaxis\(dy, 1, -1\)\), .*moveaxis\(y, 1, -1\)\), lse=lse\), -1, 1\), without dim$"),
+    (lambda: layer_norm(ones(2, 3, 4), (3, 4), ones(3, 4)),
+     r"layer_norm: weight must be an array; it is \(3, 4\): the shape of a row is normalized_shape=\(3, 4\)$"),
+    (lambda: rms_norm(ones(2, 4), 4), "rms_norm: weight must be an array; it is 4: .* is normalized_shape=4$"),
+    (lambda: layer_norm((2, 3, 4)), "layer_norm: x must be an array .*; it is a builtins.tuple$"),
     (lambda: softmax(X, dim=1, mask=by_columns(3, 5)),
      r"softmax: mask must have the shape of x, \(2, 4, 3\), .* it has \(5, 3\) \(dim=1: arrays are seen with it "),
     (lambda: softmax(X, dim=1, mask=by_columns(1, 4)), r"softmax: mask must have the shape .* \(4, 1\) \(dim=1: "),
@@ -112,7 +120,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: softmax(ones(1, 2, 0, 3), dim=-2), "softmax: x must have 1 to .* it has 0 "),
     (lambda: rms_norm(by_columns(2, 3, 4), normalized_shape=(3, 4)),
      r"rms_norm: normalized_shape=\(3, 4\): these dimensions of x must lie in memory as one; its strides are "
-     r"\(48, 4, 12\): pass ascontiguousarray\(x\)$"),
+     r"\(48, 4, 12\) bytes: pass ascontiguousarray\(x\)$"),
     (lambda: rms_norm(ones(2, 3, 8)[..., ::2], normalized_shape=(3, 4)), "rms_norm: .* must lie in memory as one; "),
     (lambda: rms_norm(ones(2, 3, 8)[..., :4], normalized_shape=(3, 4)), "rms_norm: .* must lie in memory as one; "),
     (lambda: rms_norm(ones(2, 3, 4), ones(12), normalized_shape=(3, 4)),
@@ -185,7 +193,8 @@ def test_an_array_that_tells_no_strides_is_viewed_where_it_has_no_gaps(monkeypat
         assert (y.shape, lse.shape, normal.shape) == ((2, 12, 1), (2, 1), (2, 3, 4))
         assert (y.array[..., 0] == softmax(x)).all() and (lse.array[..., 0] == softmax(x, return_lse=True)[1]).all()
         assert (normal.array.reshape(2, 12) == rms_norm(x)).all()
-        with pytest.raises(ArgumentError, match=rf"^softmax: dim=1: .* are \(12, 4, 1\): {WAY}$"):
+        way = re.escape("call jnp.moveaxis(softmax(jnp.moveaxis(x, 1, -1)), -1, 1), without dim")
+        with pytest.raises(ArgumentError, match=rf"^softmax: dim=1: .* are \(12, 4, 1\) elements: {way}$"):
             softmax(WithoutStrides(ones(2, 3, 4)), dim=1)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..arguments import Array, Input, Result, Stream
+from ..arguments import Array, Input, Result, RowShape, Stream
 from ..declaration import Declaration
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from ..spec import DType
 from .streams import stream_handle
 
@@ -34,5 +34,16 @@ def arrays_of(operator: str, declaration: Declaration, values: tuple[Any, ...]) 
         elif isinstance(argument, Array):
             if value is None and isinstance(argument, Input) and not argument.optional:
                 raise ArgumentError(f"{name} must be an array; it is None")
+            if isinstance(declaration.selector, RowShape) and arrays and _is_shape(value):
+                raise ArgumentError(
+                    f"{name} must be an array; it is {shown(value)}: the shape of a row is "
+                    f"{declaration.selector.keyword}={shown(value)}"
+                )
             arrays.append(GivenArray(name, value, not isinstance(argument, Input), argument.dtypes))
     return arrays, stream
+
+
+def _is_shape(value: object) -> bool:
+    """Whether it is sizes, which torch's functions take where these take an array."""
+    sizes = value if isinstance(value, (tuple, list)) else (value,)
+    return bool(sizes) and all(type(size) is int for size in sizes)

@@ -62,8 +62,10 @@ def softmax(
     dim : int
         The dimension of a row. If it is not the last, arrays and a mask are viewed with it at the end, and results
         are viewed back. lse does not have it. The elements of a row must be next to each other in memory, and the
-        other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``, and move
-        the result back. `causal`, `window` and `sink` need the last dimension.
+        other dimensions must collapse to two strides. In a contiguous array only the last dimension is so: for
+        dim=1 call ``softmax(x.movedim(1, -1).contiguous()).movedim(-1, 1)``, without `dim`, and with numpy
+        ``np.moveaxis(softmax(np.ascontiguousarray(np.moveaxis(x, 1, -1))), -1, 1)``. `causal`, `window` and `sink`
+        need the last dimension.
     scale : float
         The factor of x, in float32, before the maximum. For a y of 16 bits, differences of x and scale * log2(e)
         must be finite in float32: magnitudes of x are at most 1.7e38, and of scale 2.3e38. In the general kernels,
@@ -175,8 +177,10 @@ def log_softmax(
     dim : int
         The dimension of a row. If it is not the last, arrays and a mask are viewed with it at the end, and results
         are viewed back. lse does not have it. The elements of a row must be next to each other in memory, and the
-        other dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``, and move
-        the result back. `causal`, `window` and `sink` need the last dimension.
+        other dimensions must collapse to two strides. In a contiguous array only the last dimension is so: for
+        dim=1 call ``log_softmax(x.movedim(1, -1).contiguous()).movedim(-1, 1)``, without `dim`, and with numpy
+        ``np.moveaxis(log_softmax(np.ascontiguousarray(np.moveaxis(x, 1, -1))), -1, 1)``. `causal`, `window` and
+        `sink` need the last dimension.
     scale : float
         The factor of x, in float32, before the maximum. For a y of 16 bits, differences of x and scale * log2(e)
         must be finite in float32: magnitudes of x are at most 1.7e38, and of scale 2.3e38. In the general kernels,

@@ -46,13 +46,18 @@ _WINDOW = Integer(
     doc="How many keys a query sees: the last ones of those that the causal mode leaves.",
 )
 _STREAM = Stream("stream", doc="As in `rms_norm`.")
-_DIM = Dimension(
-    "dim",
-    doc="""The dimension of a row. If it is not the last, arrays and a mask are viewed with it at the end, and results
-    are viewed back. lse does not have it. The elements of a row must be next to each other in memory, and the other
-    dimensions must collapse to two strides: otherwise pass ``x.movedim(dim, -1).contiguous()``, and move the result
-    back. `causal`, `window` and `sink` need the last dimension.""",
-)
+
+
+def _dim(name: str) -> Dimension:
+    return Dimension(
+        "dim",
+        doc=f"""The dimension of a row. If it is not the last, arrays and a mask are viewed with it at the end, and
+        results are viewed back. lse does not have it. The elements of a row must be next to each other in memory, and
+        the other dimensions must collapse to two strides. In a contiguous array only the last dimension is so: for
+        dim=1 call ``{name}(x.movedim(1, -1).contiguous()).movedim(-1, 1)``, without `dim`, and with numpy
+        ``np.moveaxis({name}(np.ascontiguousarray(np.moveaxis(x, 1, -1))), -1, 1)``. `causal`, `window` and `sink`
+        need the last dimension.""",
+    )
 
 
 # ---- Forward ---------------------------------------------------------------------------------------------------------
@@ -149,7 +154,7 @@ def _forward(name: str, summary: str, excluded: str, with_sink: str) -> Declarat
         buckets=BUCKETS,
         nouns=_NOUNS,
         gradient=gradient,
-        selector=_DIM,
+        selector=_dim(name),
     )
 
 
@@ -264,7 +269,7 @@ def _backward(name: str, summary: str, dsink: str) -> Declaration:
         example=EXAMPLES[name],
         buckets=BUCKETS,
         nouns=_NOUNS,
-        selector=replace(_DIM, doc="The forward call's."),
+        selector=Dimension("dim", doc="The forward call's."),
     )
 
 
