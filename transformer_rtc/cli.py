@@ -328,7 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (TransformerRtcError, Failure) as error:
         cause = (isinstance(error, Failure) and error.error) or error
-        failed(cause, str(error), f"transformer-rtc: {error}")
+        told = cli_parser.told_of(error) if isinstance(error, TransformerRtcError) else str(error)
+        failed(cause, told, f"transformer-rtc: {told}")
         return 2 if isinstance(cause, ArgumentError) else 1
     except KeyboardInterrupt as error:
         failed(error, "interrupted", "")

@@ -11,6 +11,7 @@ import time
 
 from . import _native, compiler, includes
 from .cli_output import Failure, emit
+from .cli_parser import told_of
 from .device import device_of
 from .errors import ArgumentError, CompileError, DeviceNotFoundError
 from .settings import settings
@@ -77,7 +78,7 @@ def _made(path: str, spec: TextSpec, architecture: int) -> compiler.Compiled:
         if isinstance(error, CompileError) and '"Params"' in error.log:
             fields = ", ".join(f"{field.name}:{field.type}" for field in spec.fields) or "none"
             hint = f"\nParams has the fields that --field names, such as --field x:pointer n:int64; given: {fields}"
-        told = str(error).replace(f"{NOWHERE}{spec.symbol}.cu", path)  # which the end of NVRTC's log names
+        told = told_of(error).replace(f"{NOWHERE}{spec.symbol}.cu", path)  # which the end of NVRTC's log names
         raise Failure(f"{path}: {told}{hint}", error) from error
 
 
@@ -97,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         folders = (os.path.dirname(path) or ".", *arguments.include)
         spec = TextSpec(named, arguments.symbol, fields, tuple(arguments.option), folders)
     except ArgumentError as error:
-        raise Failure(f"{path}: {error}", error) from error
+        raise Failure(f"{path}: {told_of(error)}", error) from error
     architecture = _architecture(arguments.architecture)
     start = time.perf_counter()
     made = _made(path, spec, architecture)

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from .arrays import dtype_id
+from .errors import ArgumentError, CompileError, TransformerRtcError, choices, nearest
 from .settings import VARIABLES, parse_bytes
+from .spec import DTYPES
 from .version import __version__
 
-__all__ = ["EXITS", "Command", "Misuse", "parser", "spelt_out"]
+__all__ = ["EXITS", "Command", "Misuse", "parser", "spelt_out", "told_of"]
 
 # What runs a command, and returns how the process exits.
 Command = Callable[[argparse.Namespace], int]
@@ -59,6 +63,20 @@ _EXAMPLES = {
 """,
 }
 
+# What the command line calls arguments of the Python API, wherever a message has them, and at its start.
+_NAMES = {
+    "architectures": "--architecture",
+    "dtypes": "--dtype",
+    "hidden_sizes": "--hidden",
+    "include_folders": "-I",
+}
+_FIRST_NAMES = {"operators": "operator", "threads": "--threads", "tuning": "--tuning", "symbol": "--symbol"}
+# What somebody gave is quoted, and stays as it is.
+_NAMED = re.compile(
+    rf"""'[^']*'|"[^"]*"|(?<![\w./-])(?P<name>{"|".join(_NAMES)})(?![\w./-])"""
+    rf"""|^(?P<first>{"|".join(_FIRST_NAMES)})(?= (?:has|is) )"""
+)
+
 # How every command exits.
 EXITS = {
     0: "it was done",
@@ -90,6 +108,23 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and refuse what is left over with the usage of the very command."""
+        texts = sys.argv[1:] if args is None else list(args)
+        found, left = super().parse_known_args(texts, namespace)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}{self._hint(texts, left[0])}")
+        return found, left
+
+    def _hint(self, texts: list[str], left: str) -> str:
+        options = self._option_string_actions
+        if left.startswith("-"):
+            return nearest(left.partition("=")[0], options, "--")
+        before = texts[: texts.index(left)]
+        option = next((text for text in reversed(before) if text.startswith("-")), "")
+        taken = before[::-1].index(option) if option else 0
+        return f"; {option} takes one value" if taken and option in options and options[option].nargs is None else ""
+
     def error(self, message: str) -> NoReturn:
         raise Misuse(self.format_usage(), f"{self.prog}: error: {message}")
 
@@ -97,6 +132,27 @@ class _Parser(argparse.ArgumentParser):
 def spelt_out(dtype: str) -> str:
     """Return a data type's name, of a short one as of another."""
     return _SHORT_DTYPES.get(dtype, dtype)
+
+
+def _dtype(text: str) -> str:
+    name = spelt_out(text)
+    try:
+        dtype_id(name)
+    except ArgumentError:
+        names = [*(dtype.name for dtype in DTYPES.values()), *_SHORT_DTYPES]
+        raise argparse.ArgumentTypeError(f"{text!r}{choices(text, names)}") from None
+    return name
+
+
+def told_of(error: TransformerRtcError) -> str:
+    """Return what the command line says of an error: arguments are called as it calls them."""
+    if isinstance(error, CompileError):  # which has a program
+        return str(error)
+
+    def name(match: re.Match[str]) -> str:
+        return _NAMES.get(match["name"]) or _FIRST_NAMES.get(match["first"]) or match[0]
+
+    return _NAMED.sub(name, str(error))
 
 
 def _bytes(text: str) -> int:
@@ -165,7 +221,7 @@ def parser(runs: Mapping[str, Command]) -> argparse.ArgumentParser:
     def described(made: argparse.ArgumentParser) -> None:
         made.add_argument("operator", nargs="*", help="such as rms_norm")
         made.add_argument(
-            "--dtype", nargs="+", action="extend", default=[], type=spelt_out,
+            "--dtype", nargs="+", action="extend", default=[], type=_dtype,
             help="of x and of what has none of its own, such as bfloat16 or bf16",
         )  # fmt: skip
         made.add_argument(

@@ -255,7 +255,7 @@ def _targets(architectures: Any, tuning: Tuning | None) -> list[tuple[DeviceLimi
             device = device_of(_native.current_device())
             found = [(device.limits, tuning or device.tuning)]
         except DeviceNotFoundError as error:
-            raise type(error)(f"{error}. Without a GPU, name the architectures, such as 'sm_90'") from error
+            raise type(error)(f"{error}. Without a GPU, give architectures, such as 'sm_90'") from error
     else:
         accepted = {f"sm_{number}": limits for number, limits in ARCHITECTURES.items()}
         found = []

@@ -106,6 +106,38 @@ def test_arguments_that_are_none_exit_with_2(arguments, run):
     assert code == 2 and json.loads(told)["error"] in error and nothing == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "usage", "told"),
+    [
+        (("warmup", "--hiden", "64"), "warmup", "unrecognized arguments: --hiden; did you mean --hidden?"),
+        (("cache", "prune", "--max-sise=1"), "cache prune", "arguments: --max-sise=1; did you mean --max-size?"),
+        (("info", "--xyz"), "info", "unrecognized arguments: --xyz\n"),
+        (("info", "more"), "info", "unrecognized arguments: more\n"),
+        (("--versio", "info"), "[-h]", "unrecognized arguments: --versio; did you mean --version?"),
+        (
+            ("compile", "x.cu", "--symbol", "x", "--architecture", "sm_90", "sm_86"),
+            "compile",
+            "unrecognized arguments: sm_86; --architecture takes one value\n",
+        ),
+        (
+            ("compile", "--architecture", "sm_90", "sm_86", "x.cu", "--symbol", "x"),
+            "compile",
+            "unrecognized arguments: x.cu; --architecture takes one value\n",
+        ),
+        (
+            ("warmup", "--dtype", "fp64"),
+            "warmup",
+            "argument --dtype: 'fp64'; did you mean fp16? It takes float32, float16, bfloat16, ",
+        ),
+        (("warmup", "--dtype", "x"), "warmup", ", bf16, fp16, fp32\n"),
+    ],
+    ids=str,
+)
+def test_misuse_has_the_commands_usage_and_what_was_meant(arguments, usage, told, run):
+    code, _, error = run(*arguments)
+    assert code == 2 and error.startswith(f"usage: transformer-rtc {usage} ") and told in error
+
+
 def test_the_help_says_how_commands_exit_and_lists_the_variables(run):
     told = run("--help")[1]
     assert re.findall(r"^  (\d+) ", told.partition("it exits with:\n")[2], re.MULTILINE) == ["0", "1", "2", "130"]
@@ -343,16 +375,20 @@ def refused(run: Run, *arguments: str, code: int = 1) -> str:
             for action in (["list"], ["pack", "x"], ["prune"])
         ),
         (("warmup",), 2, "there is nothing to warm up"),
-        (("warmup", "norm"), 2, "operators has 'norm'"),
-        (("warmup", "layernorm"), 2, "operators has 'layernorm'; did you mean layer_norm? It takes "),
+        (("warmup", "norm"), 2, "operator has 'norm'"),
+        (("warmup", "layernorm"), 2, "operator has 'layernorm'; did you mean layer_norm? It takes "),
         (("tune", "rms_nrm"), 2, "; did you mean rms_norm? It takes "),
-        (("tune", "gelu", "--dtype", "bf16"), 2, "gelu needs dtypes and hidden_sizes"),
+        (("tune", "gelu", "--dtype", "bf16"), 2, "gelu needs --dtype and --hidden, such as"),
         (
             ("warmup", *WARM, "--argument", "return_rtsd=true"),
             2,
             "--argument has return_rtsd; did you mean return_rstd? It takes ",
         ),
-        (("warmup", *WARM, "--dtype", "fp64"), 2, "dtypes has 'fp64'"),
+        (("warmup", "rms_norm", "--dtype", "bf16"), 2, "rms_norm needs --dtype and --hidden, such as"),
+        (("warmup", "--dtype", "bf16"), 2, "--dtype, --hidden and arguments are those of operators"),
+        (("warmup", *WARM, "--architecture", "sm_1"), 2, "--architecture has 'sm_1'; it takes sm_80"),
+        (("warmup", *WARM, "--threads", "0"), 2, "--threads is 0; it takes"),
+        (("compile", "dtypes.cu", *COMPILE[2:], "-I", "dtypes"), 2, "dtypes.cu: scale: -I has 'dtypes', which is no "),
         (("warmup", *WARM, "--argument", "x"), 2, "it takes name=value"),
         (("warmup", *WARM, "--argument", "threads=2"), 2, "--argument has threads"),
         (("warmup", *WARM, "--argument", "weight=big"), 2, "weight is 'big'"),
@@ -378,6 +414,7 @@ def test_what_cannot_be_done_exits_with_a_code_and_says_why(arguments, code, tol
     Path("scale.cu").write_text('extern "C" __global__ void scale() {}')
     Path("broken.cu").write_text('extern "C" __global__ void scale() { error }')
     Path("empty.cu").write_text("")
+    Path("dtypes.cu").write_text('#include "dtypes.h"')  # names of files are no names of arguments
     assert told in refused(run, *arguments, code=code)
 
 

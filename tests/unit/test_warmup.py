@@ -530,5 +530,5 @@ def test_what_cannot_be_is_refused_before_anything_is_compiled(given, told, comp
 
 
 def test_without_a_gpu_an_architecture_must_be_named(compiler, without_driver):
-    with pytest.raises(DeviceNotFoundError, match="name the architectures, such as 'sm_90'"):
+    with pytest.raises(DeviceNotFoundError, match="give architectures, such as 'sm_90'"):
         warmup(**RMS)
