@@ -28,13 +28,13 @@ def gather() -> dict[str, Any]:
     """Return what was found, of JSON's types; ``"missing"`` is what keeps kernels from running, or from being kept."""
     missing = [f"a setting that is accepted: {problem}" for problem in settings.problems]
     notes = unknown_lines(settings)
-    driver = _driver(missing, notes)
-    nvrtc = _nvrtc(missing, notes, driver.get("cuda"))
-    bindings = compiler.versions().get("cuda_bindings")
     try:
         simulator: dict[str, str] = {"compiler": toolchain.compiler_identity().split()[0]}
     except TransformerRtcError as error:
         simulator = {"error": str(error)}
+    driver = _driver(missing, notes, simulator)
+    nvrtc = _nvrtc(missing, notes, driver.get("cuda"))
+    bindings = compiler.versions().get("cuda_bindings")
     files = static.manifest().get("files")
     modules = files if isinstance(files, list) else []
     return {
@@ -55,7 +55,7 @@ def gather() -> dict[str, Any]:
     }
 
 
-def _driver(missing: list[str], notes: list[str]) -> dict[str, Any]:
+def _driver(missing: list[str], notes: list[str], simulator: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"devices": []}
     try:
         version = _native.driver_version()
@@ -85,11 +85,14 @@ def _driver(missing: list[str], notes: list[str]) -> dict[str, Any]:
         found["error"] = str(error)
         missing.append(
             "a GPU: install an NVIDIA driver, 525.60.13 (CUDA 12.0) or newer; 580 or newer for the extra cu13. In a "
-            "container, start it with --gpus all. Until then, arrays of the host run on the CPU, in the simulator"
+            "container, start it with --gpus all."
+            + ("" if "error" in simulator else " Until then, arrays of the host run on the CPU, in the simulator")
         )
     except TransformerRtcError as error:
         found["error"] = str(error)
         missing.append(f"a driver that works: {error}")
+    if not found["devices"] and "error" in simulator:
+        missing.append(f"a C++ compiler: {simulator['error']}")
     return found
 
 

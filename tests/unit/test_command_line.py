@@ -523,6 +523,19 @@ def test_info_describes_a_machine_and_notes_a_second_nvrtc(machine, run, monkeyp
     two = ["nvidia_cuda_nvrtc_cu12 12.9.86 in /here", "nvidia_cuda_nvrtc 13.0.88 in /there"]
     monkeypatch.setattr(compiler, "installed", lambda: two)
     assert machine.missing() == []
+def test_info_without_a_cpp_compiler_promises_no_simulator_where_there_is_no_gpu(machine, monkeypatch):
+    def none():
+        raise CompilerNotFoundError("neither g++ nor clang++ is on PATH")
+
+    monkeypatch.setattr(info.toolchain, "compiler_identity", none)
+    assert machine.missing() == []
+    machine.driver = DriverNotFoundError("there is no libcuda")
+    gpu, compiler = machine.missing()
+    assert gpu.endswith("start it with --gpus all.") and compiler.startswith("a C++ compiler: neither g++ nor ")
+    machine.driver, machine.devices = 13000, 0
+    assert len(machine.missing()) == 2
+
+
     assert (
         "several NVRTCs are installed, and nvidia_cuda_nvrtc_cu12 12.9.86 is used, as cuda-bindings " in run("info")[1]
     )
