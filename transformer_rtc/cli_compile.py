@@ -12,7 +12,7 @@ import time
 from . import _native, compiler, includes
 from .cli_output import Failure, emit
 from .cli_parser import told_of
-from .device import device_of
+from .device import OLDEST_ARCHITECTURE, device_of
 from .errors import ArgumentError, CompileError, DeviceNotFoundError
 from .settings import settings
 from .sources import NOWHERE
@@ -41,7 +41,10 @@ def _architecture(name: str | None) -> int:
     match = re.fullmatch(r"sm_(\d{2,3})", name, re.ASCII)
     if not match:
         raise ArgumentError(f"--architecture is {name!r}; it takes one such as sm_90")
-    return int(match[1])
+    architecture = int(match[1])
+    if architecture < OLDEST_ARCHITECTURE:
+        raise ArgumentError(f"--architecture is {name!r}; it takes sm_{OLDEST_ARCHITECTURE} or newer")
+    return architecture
 
 
 def _field(text: str) -> Field:

@@ -27,7 +27,7 @@ __all__ = [
 _MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_PER_CTA, _CLUSTERS = 16, 75, 76, 97, 120
 _PORTABLE_CLUSTER = 8
 # Of the compute capability, as of an architecture: what an older one lacks, kernels have as instructions.
-_OLDEST = 80
+OLDEST_ARCHITECTURE = 80
 
 
 class Device:
@@ -199,14 +199,14 @@ def has_gpu() -> bool:
 
 def is_too_old(limits: DeviceLimits) -> bool:
     """Whether no kernel of the package runs on a GPU."""
-    return limits.architecture < _OLDEST
+    return limits.architecture < OLDEST_ARCHITECTURE
 
 
 def too_old(limits: DeviceLimits) -> str:
     """Return what a message says of such a GPU."""
     return (
-        f"has compute capability {limits.architecture / 10:.1f}; transformer_rtc needs {_OLDEST / 10:.1f} or newer, "
-        f"such as A100, L4, H100 and RTX 30 have"
+        f"has compute capability {limits.architecture / 10:.1f}; transformer_rtc needs "
+        f"{OLDEST_ARCHITECTURE / 10:.1f} or newer, such as A100, L4, H100 and RTX 30 have"
     )
 
 

@@ -396,7 +396,7 @@ def refused(run: Run, *arguments: str, code: int = 1) -> str:
         ((*COMPILE, "--symbol", "absent"), 1, 'scale.cu has no extern "C" __global__ absent; its entries are: '),
         (("compile", "broken.cu", *COMPILE[2:]), 1, "broken.cu: NVRTC could not compile scale\nbroken.cu(1): error"),
         ((*COMPILE, "--architecture", "90"), 2, "--architecture is '90'; it takes one such as sm_90"),
-        ((*COMPILE, "--architecture", "sm_10"), 1, "scale.cu: NVRTC could not compile scale"),
+        ((*COMPILE, "--architecture", "sm_75"), 2, "--architecture is 'sm_75'; it takes sm_80 or newer"),
         ((*COMPILE, "--field=x"), 2, "scale.cu: field x has the type ''"),
         ((*COMPILE, "--option=-I/usr/include"), 2, "scale.cu: scale: the option -I/usr/include"),
         ((*COMPILE, "--output=/nonexistent/x"), 1, "/nonexistent/x cannot be written"),
