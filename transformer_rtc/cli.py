@@ -152,7 +152,7 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
     known = entry.about or {}
     return {
         "name": entry.name,
-        **{name: known.get(name) for name in ("symbol", "target", "kind", "compiler", "key")},
+        **{name: known.get(name) or None for name in ("symbol", "target", "kind", "compiler", "version", "key")},
         "bytes": entry.bytes,
         "used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.used)),
         "damaged": entry.about is None,
@@ -164,7 +164,8 @@ _ENTRY_HEADERS = (">size", "last used", "entry", "what it is")
 
 def _entry_cells(entry: Entry) -> tuple[str, ...]:
     known = entry.about or {}
-    what = f"{known.get('kind', '')} by {known.get('compiler', '')}" if entry.about else "damaged"
+    compiler = known.get("version") or known.get("compiler", "")
+    what = f"{known.get('kind', '')} by {compiler}" if entry.about else "damaged"
     return size_text(entry.bytes), time.strftime("%Y-%m-%d", time.gmtime(entry.used)), entry.name, what
 
 

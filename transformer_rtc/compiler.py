@@ -65,6 +65,8 @@ class Compiled(NamedTuple):
         The identity of what really compiled it.
     ptx : bytes
         The PTX that a cubin was assembled from, if it was asked for.
+    version : str
+        For people, where the identity is a file: what it is, and its version.
     """
 
     image: bytes
@@ -72,6 +74,7 @@ class Compiled(NamedTuple):
     log: str
     compiler: str
     ptx: bytes = b""
+    version: str = ""
 
 
 def _installed_version(distribution: str) -> tuple[str, str] | None:
@@ -195,9 +198,9 @@ class _Opened:
         # An installation may consist of links to files that are elsewhere.
         is_of = found and any(each.startswith(found[1] + os.sep) for each in (path, os.path.realpath(path)))
         if found and is_of and found[0].startswith(f"{self.version}."):
-            self.identity = f"{_DISTRIBUTIONS[major]} {found[0]}"
+            self.identity, self.told = f"{_DISTRIBUTIONS[major]} {found[0]}", ""
         else:
-            self.identity = file_identity(path)
+            self.identity, self.told = file_identity(path), f"NVRTC {self.version}"
 
 
 _STOP_SECONDS = 60.0  # longer than any compile; who imports what a compile imports, and forks, must not wait for ever
@@ -372,5 +375,5 @@ def compile_program(
                 )
             text = made.ptx() if kind == "ptx" or keep_ptx else b""
             if kind == "ptx":
-                return Compiled(text, kind, log, opened.identity)
-            return Compiled(made.cubin(), kind, log, opened.identity, text)
+                return Compiled(text, kind, log, opened.identity, version=opened.told)
+            return Compiled(made.cubin(), kind, log, opened.identity, text, opened.told)

@@ -438,6 +438,7 @@ class KernelManager:
                     "target": str(target),
                     "kind": compiled.kind,
                     "compiler": compiled.compiler,
+                    "version": compiled.version,
                     "source": self.key(spec, target, ""),
                 },
             )

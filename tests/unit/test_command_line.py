@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from processes import output
-from stubs import CUBIN, KEYS, Compiler
+from stubs import CUBIN, HOST, KEYS, Compiler
 
 from transformer_rtc import archive, cli, compiler, info, settings, warming
 from transformer_rtc.cache import DiskCache
@@ -170,6 +170,13 @@ def test_list_and_show(cache, run, document):
     code, told, _ = run("cache", "show", "kernel2")
     assert code == 0 and re.search(r"^key +" + KEYS[2], told, re.MULTILINE) and "kernel0" not in told
     assert "starts with 'absent'" in refused(run, "cache", "show", "absent")
+
+
+def test_list_tells_the_version_of_a_compiler_that_is_a_file(cache, run):
+    about = {"kind": "module", "compiler": "/usr/bin/g++ 1000 17", "version": "g++ 12.2.0"}
+    cache.put("simulated.sm_90.fast", KEYS[3], HOST, about)
+    assert "  module by g++ 12.2.0\n" in run("cache", "list")[1]
+    assert re.search(r"^version +g\+\+ 12\.2\.0$", run("cache", "show", "simulated")[1], re.MULTILINE)
 
 
 def test_list_has_the_read_only_folder_too(cache, run, document, monkeypatch, tmp_path):

@@ -264,7 +264,9 @@ def test_an_installation_of_links_has_its_distributions_identity_if_that_is_of_t
         not_opened.setattr(sys, "path", [str(site)])
         not_opened.setattr(compiler, "_opened", None)
         distribution = f"{compiler._DISTRIBUTIONS[MAJOR]} {claimed}"
-        assert compile_text().compiler == (compiler.file_identity(path) if number else distribution)
+        made = compile_text()
+        assert made.compiler == (compiler.file_identity(path) if number else distribution)
+        assert made.version == (f"NVRTC {version}" if number else "")
 
 
 # NVRTC takes these with one dash or two, and after blanks.

@@ -107,11 +107,12 @@ def _machine_flags() -> tuple[str, ...]:
 
 
 @functools.cache
-def _version(command: tuple[str, ...]) -> tuple[bool, int]:
-    """Return whether a compiler is clang, and its major version."""
+def _version(command: tuple[str, ...]) -> tuple[bool, int, str]:
+    """Return whether a compiler is clang, its major version, and its name with its version."""
     text = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"(\d+)\.\d+", text)
-    return "clang" in text, int(found[1]) if found else 0
+    found = re.search(r"(\d+)\.\d[\d.]*", text)
+    told = f"{os.path.basename(command[0])} {found[0]}" if found else ""
+    return "clang" in text, int(found[1]) if found else 0, told
 
 
 def _definitions(options: Iterable[str]) -> list[str]:
@@ -181,7 +182,7 @@ def compile_program(
     """
     sources.check_paths(symbol, (program, *headers.values()))
     command = _command()
-    is_clang, version = _version(tuple(command))
+    is_clang, version, told = _version(tuple(command))
     checked = target.simulated == "checked"
     flags = [*_FLAGS, *_machine_flags(), f"-D__CUDA_ARCH__={target.architecture}0", f"-DTRTC_CHECKED={int(checked)}"]
     if checked:
@@ -206,7 +207,7 @@ def compile_program(
                 log = done.stderr.replace(folder + "/", "")
                 raise CompileError(symbol, tuple(step[len(command) :]), program, log, {command[0]: str(version)})
         with open(os.path.join(folder, "so"), "rb") as made:
-            return Compiled(made.read(), "module", "", compiler_identity())
+            return Compiled(made.read(), "module", "", compiler_identity(), version=told)
 
 
 def locate(path: str, offsets: Iterable[int]) -> dict[int, list[tuple[str, str, int]]]:
