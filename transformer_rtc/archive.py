@@ -33,7 +33,7 @@ def _is_device_code(payload: bytes) -> bool:
     return not payload.startswith(_ELF) or int.from_bytes(payload[18:20], "little") == _ELF_MACHINE_CUDA
 
 
-def pack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
+def pack(cache: DiskCache, path: str) -> tuple[list[str], dict[str, str]]:
     """Write every entry of a cache into one file.
 
     Parameters
@@ -45,8 +45,11 @@ def pack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    packed, left_out : list of str
-        The names of the entries. Left out are damaged ones, and the simulator's modules, which fit no other machine.
+    packed : list of str
+        The names of the entries.
+    left_out : dict of str to str
+        Why others are not packed, by their names: they are damaged, or modules of the simulator, which fit no other
+        machine.
 
     Raises
     ------
@@ -57,7 +60,8 @@ def pack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
     """
     check_type(cache, DiskCache, "cache")
     path = path_of(path, "path")
-    packed, left_out = [], []
+    packed: list[str] = []
+    left_out: dict[str, str] = {}
     beside = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         with open(beside, "xb") as file:
@@ -69,7 +73,7 @@ def pack(cache: DiskCache, path: str) -> tuple[list[str], list[str]]:
                     file.write(b"%d\n%b" % (len(data), data))
                     packed.append(name)
                 else:
-                    left_out.append(name)
+                    left_out[name] = "a module of the simulator" if found else "damaged"
             file.write(_END)
         os.replace(beside, path)
     except OSError as error:

@@ -179,6 +179,13 @@ def _readable_cache_of(arguments: argparse.Namespace) -> DiskCache:
     return cache
 
 
+def _existing_cache_of(arguments: argparse.Namespace) -> DiskCache:
+    cache = _readable_cache_of(arguments)
+    if not os.path.isdir(cache.folder or ""):
+        raise Failure(f"there is no folder {cache.folder}")
+    return cache
+
+
 def _list(arguments: argparse.Namespace) -> int:
     cache = _readable_cache_of(arguments)
     found, told = _listed(cache.folder, cache.entries())
@@ -215,9 +222,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    cache = _readable_cache_of(arguments)
-    if not os.path.isdir(cache.folder or ""):
-        raise Failure(f"there is no folder {cache.folder}")
+    cache = _existing_cache_of(arguments)
     removed = _remove_abandoned(cache)
     entries = cache.entries()
     damaged = [entry.name for entry in entries if entry.about is None]
@@ -262,13 +267,12 @@ def _tell_removed(arguments: argparse.Namespace, cache: DiskCache, removed: list
 
 
 def _pack(arguments: argparse.Namespace) -> int:
-    cache = _cache_of(arguments)
-    packed, left_out = archive.pack(cache, arguments.file)
+    packed, left_out = archive.pack(_existing_cache_of(arguments), arguments.file)
     emit(
         arguments,
         {"file": arguments.file, "packed": packed, "left_out": left_out},
         [
-            *(f"left out {name}: damaged, or a module of the simulator" for name in left_out),
+            *(f"left out {name}: {reason}" for name, reason in left_out.items()),
             f"{len(packed)} entries in {arguments.file}",
         ],
     )
@@ -277,6 +281,11 @@ def _pack(arguments: argparse.Namespace) -> int:
 
 def _unpack(arguments: argparse.Namespace) -> int:
     cache = _cache_of(arguments)
+    try:
+        with open(arguments.file, "rb"):
+            pass
+    except OSError as error:
+        raise ArgumentError(f"{arguments.file} cannot be read: {error}") from error
     added, kept = archive.unpack(cache, arguments.file)
     emit(
         arguments,

@@ -48,7 +48,7 @@ def first_words(names) -> list[str]:
 
 def test_what_was_packed_is_unpacked_and_hits(source, other, path):
     packed, left_out = archive.pack(source, path)
-    assert packed == source.names() and len(packed) == 4 and left_out == []
+    assert packed == source.names() and len(packed) == 4 and left_out == {}
     assert archive.unpack(other, path) == (packed, []) and other.names() == packed
     for number, key in enumerate(KEYS):
         stem = f"kernel{number}.sm_90"
@@ -66,12 +66,13 @@ def test_damaged_entries_and_modules_of_the_simulator_are_left_out(source, other
     os.symlink(source.path("kernel0.sm_90", KEYS[0]), source.path("link", KEYS[0]))
     packed, left_out = archive.pack(source, path)
     assert first_words(packed) == ["kernel0", "kernel2", "kernel3"] and first_words(left_out) == ["kernel1", "module"]
+    assert sorted(left_out.values()) == ["a module of the simulator", "damaged"]
     archive.unpack(other, path)
     assert other.names() == packed
 
 
 def test_an_empty_cache_is_a_pack(tmp_path, other, path):
-    assert archive.pack(DiskCache(str(tmp_path / "missing")), path) == ([], [])
+    assert archive.pack(DiskCache(str(tmp_path / "missing")), path) == ([], {})
     assert archive.unpack(other, path) == ([], [])
 
 

@@ -206,9 +206,12 @@ def test_verify_finds_damage_and_prune_removes_it(cache, run, document):
     assert run("cache", "verify")[0] == 0
 
 
-def test_verify_of_no_folder_fails(cache, run, tmp_path):
+@pytest.mark.parametrize("action", [["verify"], ["list"], ["pack", "kernels.pack"]], ids=str)
+def test_a_folder_that_is_not_there_is_refused(action, cache, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     absent = str(tmp_path / "absent")
-    assert f"there is no folder {absent}" in refused(run, "cache", "verify", "--folder", absent)
+    assert f"there is no folder {absent}" in refused(run, "cache", *action, "--folder", absent)
+    assert not Path("kernels.pack").exists()
 
 
 @pytest.mark.parametrize("action", ["list", "verify", "prune", "clear"])
@@ -240,12 +243,17 @@ def test_pack_and_unpack(cache, run, document, tmp_path):
     path, other = str(tmp_path / "pack"), str(tmp_path / "other")
     damage(cache.path("kernel1.sm_90", KEYS[1]))
     code, told, _ = run("cache", "pack", path)
-    assert code == 0 and "left out kernel1" in told and f"2 entries in {path}" in told
+    assert code == 0 and f"2 entries in {path}" in told
+    assert re.search(r"^left out kernel1\S+: damaged$", told, re.MULTILINE)
+    cache.put("simulated.sm_90.fast", KEYS[3], HOST, {"kind": "module"})
+    assert re.search(r"^left out simulated\S+: a module of the simulator$", run("cache", "pack", path)[1], re.MULTILINE)
     code, told = document("cache", "unpack", path, "--folder", other)
     assert code == 0 and len(told["added"]) == 2
     assert DiskCache(other).get("kernel0.sm_90", KEYS[0]) == CUBIN
     damage(path)
     assert "damaged" in refused(run, "cache", "unpack", path, "--folder", other)
+    absent = str(tmp_path / "absent")
+    assert f"{absent} cannot be read: " in refused(run, "cache", "unpack", absent, "--folder", other, code=2)
 
 
 def test_who_reads_no_further_gets_no_traceback(cache):
@@ -515,6 +523,19 @@ def test_info_tells_what_is_missing_and_what_to_do(changes, told, machine):
     assert len(found) == bool(told) and all(words in found[0] for words in told)
 
 
+def test_info_without_a_cpp_compiler_promises_no_simulator_where_there_is_no_gpu(machine, monkeypatch):
+    def none():
+        raise CompilerNotFoundError("neither g++ nor clang++ is on PATH")
+
+    monkeypatch.setattr(info.toolchain, "compiler_identity", none)
+    assert machine.missing() == []
+    machine.driver = DriverNotFoundError("there is no libcuda")
+    gpu, compiler = machine.missing()
+    assert gpu.endswith("start it with --gpus all.") and compiler.startswith("a C++ compiler: neither g++ nor ")
+    machine.driver, machine.devices = 13000, 0
+    assert len(machine.missing()) == 2
+
+
 def test_info_tells_of_gpus_that_are_too_old(machine, monkeypatch):
     old = ARCHITECTURES[80]._replace(architecture=75)
     monkeypatch.setattr(info, "device_limits", lambda ordinal: old if ordinal == 0 else ARCHITECTURES[90])
@@ -530,19 +551,6 @@ def test_info_describes_a_machine_and_notes_a_second_nvrtc(machine, run, monkeyp
     two = ["nvidia_cuda_nvrtc_cu12 12.9.86 in /here", "nvidia_cuda_nvrtc 13.0.88 in /there"]
     monkeypatch.setattr(compiler, "installed", lambda: two)
     assert machine.missing() == []
-def test_info_without_a_cpp_compiler_promises_no_simulator_where_there_is_no_gpu(machine, monkeypatch):
-    def none():
-        raise CompilerNotFoundError("neither g++ nor clang++ is on PATH")
-
-    monkeypatch.setattr(info.toolchain, "compiler_identity", none)
-    assert machine.missing() == []
-    machine.driver = DriverNotFoundError("there is no libcuda")
-    gpu, compiler = machine.missing()
-    assert gpu.endswith("start it with --gpus all.") and compiler.startswith("a C++ compiler: neither g++ nor ")
-    machine.driver, machine.devices = 13000, 0
-    assert len(machine.missing()) == 2
-
-
     assert (
         "several NVRTCs are installed, and nvidia_cuda_nvrtc_cu12 12.9.86 is used, as cuda-bindings " in run("info")[1]
     )
