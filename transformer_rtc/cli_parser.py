@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from .arrays import dtype_id
 from .errors import ArgumentError, CompileError, TransformerRtcError, choices, nearest
 from .settings import VARIABLES, parse_bytes
 from .spec import DTYPES
@@ -135,6 +134,8 @@ def spelt_out(dtype: str) -> str:
 
 
 def _dtype(text: str) -> str:
+    from .arrays import dtype_id  # needs the native part, which the documentation does without
+
     name = spelt_out(text)
     try:
         dtype_id(name)
