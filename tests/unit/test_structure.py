@@ -17,7 +17,7 @@ MODULES = {
     if path.name != "build_static.py"  # a program of the build
 }
 # Functions that are written by a program.
-LONG = {"ops/activation/api.py", "ops/norm/api.py", "ops/norm/api.pyi", "ops/softmax/api.py", "ops/softmax/api.pyi"}
+LONG = {"ops/activation/api.py", "ops/norm/api.py", "ops/norm/api.pyi", "ops/softmax/api.pyi"}
 MOST_LINES = 500
 
 
