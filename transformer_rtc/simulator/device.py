@@ -41,7 +41,9 @@ class SimulatedDevice:
         How many there are: how large a cooperative grid can be.
     endless_seconds : int
         After how many seconds of CPU time a loop is taken for endless, where nothing proves that it is: of a thread
-        that meets no other (in checked mode four times as many), and of threads that meet and change no memory.
+        that meets no other (in checked mode four times as many), and of threads that meet and change no memory. Four
+        times as many of threads that wait for values in memory, or that meet and whose memory is not compared, and of
+        which none leaves.
 
     Raises
     ------

@@ -76,7 +76,6 @@ void Calls::changed() {
 
 void Calls::fence(bool device, const void*) {
   Machine& machine = *Machine::current;
-  if (!machine.launch_->checked) return;
   Thread& thread = *machine.running_;
   thread.own.join(thread.heard_in_cta);
   thread.heard_in_cta.clear();

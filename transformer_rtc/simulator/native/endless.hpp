@@ -31,6 +31,10 @@ struct Digest {
   bool operator==(const Digest& other) const { return low == other.low && high == other.high; }
 };
 
+double cpu_seconds();  // of this thread
+
+constexpr char kEndless[] = "the thread does the same for ever, and no other can go on";
+
 // The last states that a thread had at some places of its code.
 class States {
  public:
@@ -60,5 +64,5 @@ class States {
 // Stands for the function whose address lies in the last word of trtc_looked_at: it leaves there the registers that a
 // call keeps and the stack pointer, as its caller had them, and jumps on.
 extern "C" void trtc_look();
-constexpr size_t kLookedAt = 16;
+constexpr size_t kLookedAt = 24;
 extern "C" uintptr_t trtc_looked_at[kLookedAt];

@@ -23,7 +23,7 @@ asm(R"(
 .hidden trtc_looked_at
 .p2align 4
 trtc_looked_at:
-  .zero 128
+  .zero 192
 .text
 )");
 
@@ -66,8 +66,8 @@ trtc_look:
   movq %r13, 24(%rax)
   movq %r14, 32(%rax)
   movq %r15, 40(%rax)
-  movq %rsp, 112(%rax)
-  jmp *120(%rax)
+  movq %rsp, 176(%rax)
+  jmp *184(%rax)
 .size trtc_look, . - trtc_look
 )");
 
@@ -130,9 +130,13 @@ trtc_look:
   stp x25, x26, [x16, #48]
   stp x27, x28, [x16, #64]
   stp x29, x30, [x16, #80]
+  stp d8, d9, [x16, #96]
+  stp d10, d11, [x16, #112]
+  stp d12, d13, [x16, #128]
+  stp d14, d15, [x16, #144]
   mov x17, sp
-  str x17, [x16, #112]
-  ldr x16, [x16, #120]
+  str x17, [x16, #176]
+  ldr x16, [x16, #184]
   br x16
 .size trtc_look, . - trtc_look
 )");

@@ -197,9 +197,12 @@ Fault Machine::run(const Launch& launch, bool (*interrupted)()) {
   pollers_.clear();
   running_ = nullptr;
   interface_.place = &nowhere_;
-  ticks_ = 0;
+  entered_at_ = cpu_seconds();
+  spinners_.clear();
+  spinning_since_ = spinners_woken_at_ = spinners_rest_until_ = 0;
   states_.clear();
-  rests_since_ = look_at_rest_at_ = 0;
+  rests_since_ = look_at_rest_at_ = exits_since_ = 0;
+  exits_ = 0;
   looks_ = 0;
   rested_ = Digest{};
   interface_.access = &Calls::access;

@@ -91,6 +91,11 @@ void Machine::wake_pollers() {
   pollers_.clear();
 }
 
+void Machine::came_to_something() {
+  turns_ = 0;
+  spinning_since_ = 0;
+}
+
 void Machine::yield(Thread& self) {
   self.state = State::ready;
   if (launch_->schedule == Schedule::last_in) {
@@ -143,7 +148,8 @@ void Machine::finish_thread() {
   self.state = State::finished;
   self.warp->finished |= 1u << self.index % 32;
   ++progress_;
-  turns_ = 0;
+  ++exits_;
+  came_to_something();
   ++cluster.finished;
   if (++cta.finished == cta.threads.size()) finish_cta(cta);
   if (cluster.arrived > 0 && cluster.arrived + cluster.finished == cluster.threads) cluster_arrived(cluster);
@@ -211,6 +217,7 @@ void Machine::loop(bool (*interrupted)()) {
         fail("endless", what, any_that_is_left());
         return;
       }
+      if (cpu_seconds() > spinners_rest_until_) wake_spinners();  // where others wait for one of them
     }
     for (Cluster& slot : slots_) {
       if (slot.finished == slot.threads && started_ < clusters_) {
@@ -233,6 +240,20 @@ void Machine::loop(bool (*interrupted)()) {
       if (++rounds <= kIdleRounds || idle <= (launch_->checked ? kIdleTurns : kIdleTurnsUnchecked)) {
         wake_pollers();
         continue;
+      }
+    }
+    if (!spinners_.empty()) {
+      if (interrupted()) {  // the switches between them are slow
+        fault_.kind = "interrupted";
+        return;
+      }
+      if (wake_spinners()) {
+        idle = rounds = 0;
+        continue;
+      }
+      if (pollers_.empty()) {
+        fail("endless", kEndless, party(*spinners_.front(), spinners_.front()->waits_at));
+        return;
       }
     }
     fail("deadlock", "no thread can go on: " + blocked(), any_that_is_left());

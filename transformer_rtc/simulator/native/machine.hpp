@@ -116,6 +116,7 @@ struct Thread {
   const void* waits_on = nullptr;   // a meeting, a barrier, a cluster
   bool at_cluster_barrier = false;  // has arrived and not waited
   uint64_t cluster_phase = 0;       // then
+  Digest stuck_with{};              // the memory with which it does the same for ever; of one that spins
   // The checker's.
   Clock clock = 1;
   Knowledge own;                        // beyond its warp's and its CTA's
@@ -256,7 +257,6 @@ class Machine {
   friend struct Calls;  // what kernels call
   friend class Signals;
 
-  static constexpr int kTicksPerSecond = 50;
   static constexpr unsigned char kPoison = 0xff;  // NaN in every floating-point type
 
   static Machine* current;  // the one that runs
@@ -275,6 +275,9 @@ class Machine {
   void leave(Thread& self);    // to whoever is next; self is ready, waiting or polling
   void wait(Thread& self, const void* on, const char* what, const void* caller);
   void wake_pollers();
+  void spin(Thread& self, const void* place, const Digest& memory);  // lets all others go until memory has changed
+  bool wake_spinners();  // those for whom memory has changed; false: for none, or they have been at it for too long
+  void came_to_something();
   void yield(Thread& self);  // lets all others go first
   void pass(Thread& self);   // lets others go first where the order is random
   void wake(std::vector<Thread>& threads, const void* on);
@@ -348,20 +351,25 @@ class Machine {
   uint64_t clusters_ = 0, started_ = 0, finished_ = 0;
   Queue ready_;
   std::vector<Thread*> pollers_;
+  std::vector<Thread*> spinners_;  // that repeated their state
+  double spinners_woken_at_ = 0, spinners_rest_until_ = 0;
+  double spinning_since_ = 0;  // without a thread that came to something; 0: none spins
   Thread* running_ = nullptr;
   void* main_stack_pointer_ = nullptr;
-  int ticks_ = 0;  // since the running thread was entered
+  double entered_at_ = 0;  // when the running thread was, by the first tick that saw it
   uint64_t ticked_switches_ = 0;
   States states_;    // of the running thread since it was entered
   Digest rested_{};  // of memory, when it was last seen to change
   double rests_since_ = 0, look_at_rest_at_ = 0;
   Digest kept_{};  // of all threads and memory
   uint64_t looks_ = 0;
-  uint64_t progress_at_rest_ = 0;
+  uint64_t progress_at_rest_ = 0, exits_at_rest_ = 0;
+  double exits_since_ = 0;          // the time of the last thread that left, or near it
   const void* touching_ = nullptr;  // the caller for whom the machine itself reads a kernel's memory
   uint64_t turns_ = 0;              // of polling threads, while no other thread came to anything
   unsigned atomics_ = 0;            // of the running thread since it was entered
   uint64_t progress_ = 0, switches_ = 0, random_state_ = 1;
+  uint64_t exits_ = 0;  // threads that left
   Fault fault_;
   std::vector<Suspect> suspects_;
   std::unordered_set<uint64_t> suspected_;

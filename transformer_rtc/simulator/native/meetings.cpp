@@ -29,6 +29,7 @@ void Machine::cluster_arrived(Cluster& cluster) {
   cluster.arrived = 0;
   ++cluster.phase;
   ++progress_;
+  came_to_something();
   for (Cta& cta : cluster.ctas) wake(cta.threads, &cluster);
 }
 
@@ -56,7 +57,7 @@ unsigned Calls::cta_barrier(bool predicate, const void* caller) {
   } else {
     cta.result = cta.predicates;
     cta.arrived = 0;
-    machine.turns_ = 0;
+    machine.came_to_something();
     if (machine.launch_->checked) machine.meet_cta(cta);
     machine.wake(cta.threads, &cta);
     machine.pass(thread);

@@ -43,16 +43,24 @@ Signals::Signals() {
   thread_ = pthread_self();
   struct sigaction action{};
   action.sa_sigaction = &Signals::handle;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;  // it may not return
-  for (size_t i = 0; i < kCount; ++i) sigaction(kNumbers[i], &action, &old_[i]);
+  for (size_t i = 0; i < kCount; ++i) {
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;  // it may not return
+    // A tick stays on the stack of the thread that it meets: others may run before it returns.
+    if (kNumbers[i] != kTick) action.sa_flags |= SA_ONSTACK;
+    sigaction(kNumbers[i], &action, &old_[i]);
+  }
   sigevent event{};
   event.sigev_notify = SIGEV_THREAD_ID;
   event.sigev_signo = kTick;
   event._sigev_un._tid = static_cast<int>(syscall(SYS_gettid));
-  const timespec period{0, 1'000'000'000 / Machine::kTicksPerSecond};
+  has_timer_ = timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_) == 0;
+  set_period(kPeriod);
+}
+
+void Signals::set_period(long nanoseconds) {
+  const timespec period{0, nanoseconds};
   const itimerspec periods{period, period};
-  has_timer_ =
-      timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_) == 0 && timer_settime(timer_, 0, &periods, nullptr) == 0;
+  if (has_timer_) timer_settime(timer_, 0, &periods, nullptr);
 }
 
 Signals::~Signals() {
@@ -82,10 +90,8 @@ void Signals::handle(int number, siginfo_t* info, void* context) {
     if (!on_fiber) return;
     if (machine->switches_ != machine->ticked_switches_) {
       machine->ticked_switches_ = machine->switches_;
-      machine->ticks_ = 0;
+      machine->entered_at_ = cpu_seconds();
       machine->states_.clear();
-    } else {
-      ++machine->ticks_;
     }
     if (of_kernel && !touching) {
       uintptr_t stack_pointer;
