@@ -77,15 +77,31 @@ def test_what_lies_between_an_arrays_rows_is_not_touched(writes):
         assert caught.value.thread == (threads - 1, 0, 0)
 
 
-def test_an_array_with_gaps_in_its_rows_is_refused_and_one_without_is_taken(writes):
+def test_an_array_whose_elements_share_places_or_go_backwards_is_refused_and_any_other_is_taken(writes):
     kernel, memory = writes(CHECKED), np.zeros((4, 10), np.int32)
 
     def launch(out, threads):
         kernel.launch_plain(ONE, (threads, 1, 1), {"out": out, "value": 1})
 
-    for view in (memory[0, ::2], memory[:, ::3], memory[:0:-1], memory[0, ::-1], np.broadcast_to(memory[0], (3, 10))):
-        with pytest.raises(ArgumentError, match=r"writes: out has the shape .* without gaps in its rows"):
+    def launch_fast(out):
+        writes(SimulatedDevice()).launch_plain(ONE, ONE, {"out": out, "value": 77})
+        return out.ravel()[0] == 77
+
+    windows = np.lib.stride_tricks.sliding_window_view(memory[0], 4)
+    for view, why in (
+        (memory[:0:-1], "a stride is negative"),
+        (memory[0, ::-1], "a stride is negative"),
+        (np.broadcast_to(memory[0], (3, 10)), "a stride is 0"),
+        (windows, "elements overlap"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"writes: out has the shape .*: {why}; it takes an array of which"):
             launch(view, 1)
+    for view in (memory[0, ::2], memory[:, 0], memory[:, ::3]):
+        launch(view, 1)
+        with pytest.raises(SimulationError, match="out_of_bounds") as caught:
+            launch(view, 2)
+        assert caught.value.thread == (1, 0, 0), "what lies between the elements is not the kernel's"
+        assert launch_fast(view)
     for view in (memory[1:3], memory[1:2, :], memory.T, memory[2], memory[:, None], memory[3:, 4:]):
         memory[:] = 0
         launch(view, view.size)

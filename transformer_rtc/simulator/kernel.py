@@ -232,8 +232,11 @@ class SimulatedKernel(Kernel):
             values = self._values(packed)
             for field in self.params.fields:
                 value = values.get(field.name)
+                if field.type == "int64" and value != 0:
+                    knows_memory = False  # it may be an address
                 if field.type == "pointer" and value is not None and not isinstance(value, int):
                     values[field.name] = self._take(field.name, value, memory)
+                    knows_memory = knows_memory and not _may_hold_addresses(value)
                 elif field.type == "pointer" and value != 0:
                     knows_memory = False
             packed = self.params.pack(**values)
@@ -255,14 +258,16 @@ class SimulatedKernel(Kernel):
             size *= math.prod(shape)
         else:
             dimensions = sorted((stride, extent) for stride, extent in zip(strides, shape, strict=True) if extent != 1)
-        element = size
         while dimensions and dimensions[0][0] == size:  # what lies without gaps is one row
             size *= dimensions.pop(0)[1]
         # Rows may be apart, and what lies between them is not the kernel's.
-        if dimensions and (dimensions[0][0] < size or (size == element and shape[-1] != 1)):
+        if dimensions and dimensions[0][0] < size:
+            step = dimensions[0][0]
+            why = "elements overlap" if step > 0 else "a stride is negative" if step else "a stride is 0"
             raise ArgumentError(
-                f"{self.symbol}: {name} has the shape {shape} and strides of {strides} bytes; it takes an array "
-                f"without gaps in its rows, as numpy.ascontiguousarray makes it, or an address"
+                f"{self.symbol}: {name} has the shape {shape} and strides of {strides} bytes: {why}; it takes an array "
+                f"of which each element has its own place, in the order of addresses, as numpy.ascontiguousarray makes "
+                f"it, or an address"
             )
         if size == 0:
             return int(address)
@@ -274,6 +279,12 @@ class SimulatedKernel(Kernel):
                 (start, not read_only, True, name, 1, size, outer_extent, outer_step, inner_extent, inner_step)
             )
         return int(address)
+
+
+def _may_hold_addresses(array: Any) -> bool:
+    """Whether an array's elements are as wide as addresses, or of a type that says nothing of what they are."""
+    kind, size = array.__array_interface__["typestr"][1], int(array.__array_interface__["typestr"][2:])
+    return kind not in "biufc" or (kind in "iu" and size == 8)
 
 
 def zero(address: int, size: int) -> None:
