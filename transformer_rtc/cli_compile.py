@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.file
     settings.check()
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} cannot be read: {error}") from error

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 
+from . import directives
 from .errors import ArgumentError
 
 # A folder of no file: what a compiler looks for there, it does not find.
@@ -15,9 +16,6 @@ NOWHERE = "/nonexistent/"
 
 # Looks for a newline, where "^" would be tried at every character.
 _INCLUDE = re.compile(r'\n\s*#\s*include\s*"([^"]+)"')
-# A directive with the path of a file, whatever comments are in it.
-_GAP = r"(?:[ \t]|/\*(?:[^*]|\*(?!/))*\*/)*"
-_PATH_INCLUDE = re.compile(rf'\n{_GAP}(?:#|%:){_GAP}include(?:_next)?{_GAP}["<]/(?!{NOWHERE[1:]})')
 
 
 @cache
@@ -69,6 +67,17 @@ def included(program: str) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def _names(text: str) -> Iterator[str]:
+    """Yield the names that a text includes or asks for."""
+    for directive in (directives.INCLUDE, directives.HAS_INCLUDE):
+        for match in directive.finditer(f"\n{text}"):
+            yield match[2][1:-1]
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith("/") and not name.startswith(NOWHERE)
+
+
 def check_paths(symbol: str, texts: Iterable[str]) -> None:
     """Refuse texts of which one includes a file by its path.
 
@@ -78,7 +87,7 @@ def check_paths(symbol: str, texts: Iterable[str]) -> None:
         If one does.
     """
     for text in texts:
-        if _PATH_INCLUDE.search("\n" + text.replace("\\\n", "")):
+        if directives.may_include(text) and any(map(_is_path, _names(text))):
             raise ArgumentError(
                 f"{symbol} includes a file by its path, which no cache key sees; give its folder to include_folders, "
                 f"and include it by its name"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -388,7 +389,7 @@ class TextSpec(KernelSpec):
     options : tuple of str
         NVRTC's options. Not those that name files: what the compiler reads is part of a cache entry's key.
     include_folders : tuple of str
-        Where headers are looked for, in this order.
+        Where headers are looked for, in this order. They are kept as absolute paths.
 
     Raises
     ------
@@ -421,6 +422,8 @@ class TextSpec(KernelSpec):
             raise ArgumentError(f"options is {shown(self.options)}; it takes a tuple of strings")
         if not isinstance(self.include_folders, tuple) or not all(map(is_text, self.include_folders)):
             raise ArgumentError(f"include_folders is {shown(self.include_folders)}; it takes a tuple of strings")
+        # A manifest is read in another folder. Keys do not depend on it.
+        object.__setattr__(self, "include_folders", tuple(map(os.path.abspath, self.include_folders)))
         self.params  # noqa: B018  (which checks the fields)
 
     @property

@@ -224,7 +224,11 @@ def test_memory_that_is_reached_through_other_addresses_is_not_taken_for_unchang
 @pytest.mark.parametrize("size", [64, 5_000_000], ids=["an address", "a large array"])
 @pytest.mark.parametrize("name", [*MEETING, "clusters"])
 def test_threads_that_meet_for_ever_are_told_after_a_time_where_memory_is_not_compared(name, size, kernels):
-    text = "while (true) { trtc::cluster_arrive_relaxed(); trtc::cluster_wait(); }" if name == "clusters" else MEETING[name]
+    text = (
+        "while (true) { trtc::cluster_arrive_relaxed(); trtc::cluster_wait(); }"
+        if name == "clusters"
+        else MEETING[name]
+    )
     program = f'#include "ptx.cuh"\nextern "C" __global__ void loops(const Params p) {{ {text} }}'
     x = np.zeros(size, np.int32)
     kernel = kernels.compile(program, "loops", FIELDS, SimulatedDevice(endless_seconds=1))

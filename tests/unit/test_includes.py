@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
+import tempfile
+import time
 
 import numpy as np
 import pytest
 from processes import output
 
-from transformer_rtc import Field, KernelManager, SimulatedDevice, cli, compiler, includes, manifest
+from transformer_rtc import Field, KernelManager, SimulatedDevice, cli, compiler, cuda_headers, includes, manifest
 from transformer_rtc.cache import DiskCache
 from transformer_rtc.errors import ArgumentError, CompileError, CompilerNotFoundError
 from transformer_rtc.spec import Target, TextSpec
@@ -175,7 +178,18 @@ def test_no_file_of_the_current_folder_is_taken(include, folder, tmp_path, monke
 
 
 @pytest.mark.parametrize("target", [SM_90, SIMULATED], ids=str)
-@pytest.mark.parametrize("text", ['#include "{}"', "# /* of */ include <{}>", '%:include"{}"', '#inc\\\nlude "{}"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#include "{}"',
+        "# /* of */ include <{}>",
+        '%:include"{}"',
+        '#inc\\\nlude "{}"',
+        '/* of */ #include \\\n "{}"',
+        '#if __has_include("{}")\n#endif',
+        "#if __has_include/* of */ ( \\\n<{}>)\n#endif",
+    ],
+)
 def test_a_header_that_is_included_by_its_path_is_refused(text, target, folder):
     (folder / "include/detail/one.h").write_text(f"// first\n  {text.format(folder / 'include/never.h')}\n")
     with pytest.raises(ArgumentError, match=r"sums includes a file by its path.*include_folders"):
@@ -238,6 +252,148 @@ def test_the_command_line_takes_folders_and_finds_what_lies_beside_the_file(fold
     assert f"{file}(3): catastrophic error" in told and "top.h is in no folder" in told
 
 
+TARGETS = pytest.mark.parametrize("target", [SM_90, SIMULATED], ids=str)
+NONE = '\nextern "C" __global__ void sums(const Params p) {}\n'
+CHANGED = '\nextern "C" __global__ void sums(const Params p) { static_cast<int*>(p.x)[0] = VALUE; }\n'
+
+
+@TARGETS
+@pytest.mark.parametrize("more", ["", '#include "config.h"\n'], ids=["alone", "beside another"])
+def test_a_macro_may_be_the_only_include_of_a_text_and_of_a_header(more, target, folder):
+    (folder / "include/chain.h").write_text('#define NEXT "detail/config.h"\n#include NEXT\n')
+    text = f"#define FIRST <chain.h>\n#include FIRST\n{more}#if DETAIL != 20\n#error\n#endif{NONE}"
+    assert image_of(spec_of(folder, text), target).data
+
+
+@TARGETS
+@pytest.mark.parametrize("name", ['"../stray.h"', "<../stray.h>", '"a/../../stray.h"', '"../../stray.h"'])
+def test_a_name_that_leaves_the_compilers_folder_finds_nothing(name, target, folder, tmp_path, monkeypatch):
+    # The simulator compiles in a folder of its own below this one.
+    below = tmp_path / "another" / "below"
+    (below / "a").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(below))
+    for place in (below.parent, below):
+        (place / "stray.h").write_text("#define FOUND 1\n")
+    (folder / "include/top.h").write_text(f"#if __has_include({name})\n#error found\n#endif\n")
+    assert image_of(spec_of(folder, f"#include <top.h>\n#if __has_include({name})\n#error found\n#endif{NONE}"), target)
+    missing = re.escape(name[1:-1])
+    for text in (f"#include {name}\n{NONE}", f'#include "second.h"{NONE}'):
+        (folder / "include/second.h").write_text(f"#include {name}\n")
+        with pytest.raises(CompileError, match=rf"\n{missing} is in no folder that include_folders names"):
+            image_of(spec_of(folder, text), target)
+
+
+@TARGETS
+@pytest.mark.parametrize(
+    "directive",
+    [
+        '#include /* of */ "mine.h"',
+        '/* of */ # /* */ include "mine.h"',
+        '#include \\\n "mine.h"',
+        '\x0c#include\x0c"mine.h"',
+        '/* over\nlines */ #include "mine.h"',
+        '#inc\\\nlude "mine.h"',
+        "#define H /* of */ <mine.h> // of\n#include /* */ H",
+        '#define H \\\n  "mine.h"\n#include H',
+        '#if __has_include(/* of */ "mine.h")\n#include "mine.h"\n#endif',
+    ],
+)
+def test_directives_may_have_comments_continuations_and_form_feeds(directive, target, folder):
+    (folder / "include/mine.h").write_bytes(b"\xef\xbb\xbf#define VALUE 1\n")
+    spec = spec_of(folder, f"{directive}\n{CHANGED}")
+    key = key_of(spec, target)
+    assert image_of(spec, target).data
+    (folder / "include/mine.h").write_text("#define VALUE 20\n")
+    assert key_of(spec, target) != key
+
+
+@TARGETS
+def test_what_the_compiler_never_sees_is_not_refused(target, folder):
+    (folder / "include/latin.h").write_bytes(b"// \xff\n")
+    dead = '#define F(x) <x>\n#include F(a)\n#define UP "../up.h"\n#include UP\n#include "latin.h"\n'
+    assert image_of(spec_of(folder, f"#if 0\n{dead}#endif\n/*\n{dead}*/\n{NONE}"), target).data
+    with pytest.raises(CompileError, match="nonsense"):
+        image_of(spec_of(folder, f"#if 0\n{dead}#endif\nnonsense;{NONE}"), target)
+    with pytest.raises(ArgumentError, match=r"latin\.h cannot be read"):
+        image_of(spec_of(folder, f'#include "latin.h"\n{NONE}'), target)
+
+
+@TARGETS
+def test_a_header_may_have_the_programs_name_and_those_of_the_simulators_texts(target, folder):
+    for name in ("sums.cu", "prelude.h", "interface.h"):
+        (folder / "include" / name).write_text(f"#define VALUE 1 // of {name}\n")
+        key = key_of(spec_of(folder, f'#include "{name}"{CHANGED}'), target)
+        assert image_of(spec_of(folder, f'#include "{name}"{CHANGED}'), target).data
+        (folder / "include" / name).write_text("#define VALUE 200\n")
+        assert key_of(spec_of(folder, f'#include "{name}"{CHANGED}'), target) != key
+    assert image_of(spec_of(folder, f'#define H "interface.h"\n#include H{CHANGED}'), target).data
+    with pytest.raises(ArgumentError, match=r"a macro names a header as the program is named, sums\.cu"):
+        image_of(spec_of(folder, f'#define H "sums.cu"\n#include H{CHANGED}'), target)
+
+
+@TARGETS
+def test_a_message_names_the_right_one_of_two_headers_of_which_one_name_begins_with_the_other(target, folder):
+    (folder / "include/one").write_text('#include "one.h"\n')
+    (folder / "include/one.h").write_text("\nnonsense;\n")
+    with pytest.raises(CompileError) as caught:
+        image_of(spec_of(folder, f'#include "one"{NONE}'), target)
+    assert re.search(rf"{folder / 'include/one.h'}[:(]2", caught.value.log)
+    assert "/nonexistent/" not in caught.value.log.replace("/nonexistent/sums.cu", "")
+
+
+@TARGETS
+def test_a_header_that_is_reached_by_two_paths_is_one(target, folder):
+    (folder / "include/link").symlink_to(folder / "include/detail")
+    spec = spec_of(folder, f'#include "detail/one.h"\n#include "link/one.h"{NONE}')
+    assert image_of(spec, target).data
+
+
+def test_a_symbol_that_is_in_no_text_is_refused_with_the_entries_of_headers(folder):
+    (folder / "include/entry.h").write_text('extern "C" __global__ void other(const Params p) {}\n')
+    for target in (SM_90, SIMULATED):
+        with pytest.raises(ArgumentError, match=r'no extern "C" __global__ sums; its entries are: other$'):
+            image_of(spec_of(folder, "#include <entry.h>\n"), target)
+
+
+def test_what_was_followed_is_kept_until_a_file_is_changed_added_or_removed(folder, monkeypatch):
+    past = time.time() - 100
+    for name in FILES:
+        os.utime(folder / name, (past, past))
+    monkeypatch.setattr(includes, "_RACY_SECONDS", -100.0)  # what is as old as the files' last change is kept too
+    spec, opened = spec_of(folder), []
+    read = includes._read_text
+    monkeypatch.setattr(includes, "_read_text", lambda path: opened.append(path) or read(path))
+    first = includes.read(spec, of_cuda=False)
+    assert len(opened) == len(REACHED)
+    opened.clear()
+    assert includes.read(spec_of(folder), of_cuda=False) is first and not opened
+    text = (folder / "beside/three.h").read_text()
+    (folder / "beside/three.h").write_text(text.replace("4000", "4001"))
+    second = includes.read(spec, of_cuda=False)
+    assert second != first and opened
+    (folder / "include/named.h").write_text("#define NAMED 7\n")  # before the one in the second folder
+    assert includes.read(spec, of_cuda=False) != second
+    (folder / "include/named.h").unlink()
+    assert includes.read(spec, of_cuda=False) == second
+
+
+def test_a_file_that_was_changed_just_now_is_read_again(folder):
+    for value in range(20):
+        (folder / "beside/three.h").write_text(f"#define THREE 40{value:02}\n")
+        found = includes.read(spec_of(folder), of_cuda=False)
+        assert f"40{value:02}" in "".join(found.headers.values())
+
+
+def test_include_folders_are_kept_as_absolute_paths_and_no_key_depends_on_them(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    options = ("-D", 'BY_OPTION="detail/config.h"')
+    spec = TextSpec(TEXT, "sums", FIELDS, options, ("include", "second"))
+    assert spec == spec_of(folder) and key_of(spec) == key_of(spec_of(folder))
+    line = manifest.line(spec)
+    monkeypatch.chdir("/")
+    assert manifest.parse(line) == spec_of(folder) and key_of(manifest.parse(line))
+
+
 # ---- CUDA's own ------------------------------------------------------------------------------------------------------
 
 BF16 = """
@@ -255,8 +411,9 @@ HALVES = TextSpec(BF16, "halves", FIELDS)
 def test_headers_of_cuda_come_from_the_wheel_of_nvrtcs_major_version():
     assert image_of(HALVES).kind == "cubin"
     read = includes.read(HALVES, of_cuda=True)
-    below = includes._RUNTIMES[compiler.bindings_major()][2]
-    assert read.paths and all(f"/{below}/" in path for path in read.paths.values())
+    below = cuda_headers.WHEELS[compiler.bindings_major()][0].below
+    found = [path for path in read.paths.values() if os.path.isabs(path)]  # but for those that are not there
+    assert found and all(f"/{below}/" in path for path in found)
 
 
 def test_a_header_of_ones_own_comes_before_cudas(folder):
@@ -273,9 +430,8 @@ def test_the_simulator_refuses_cudas_headers_but_where_the_text_leaves_them_out(
     assert image_of(TextSpec(text, "none", FIELDS), SIMULATED).kind == "module"
 
 
-def installed(folder, major, version) -> None:
-    name, _, below = includes._RUNTIMES[major]
-    (folder / f"{name}-{version}.dist-info").mkdir()
+def installed(folder, major) -> None:
+    below = cuda_headers.WHEELS[major][0].below
     (folder / below).mkdir(parents=True)
     for header in ("cuda_bf16.h", "cuda_fp16.h", "cuda_fp8.h"):
         (folder / below / header).write_text("struct __nv_bfloat162 { int x; };\n" if "bf" in header else "")
@@ -284,7 +440,7 @@ def installed(folder, major, version) -> None:
 def test_a_wheel_that_is_missing_or_of_another_major_version_is_one_clear_error(monkeypatch, tmp_path):
     major = compiler.bindings_major()
     other = "13" if major == "12" else "12"
-    pip = includes._RUNTIMES[major][1]
+    pip = cuda_headers.WHEELS[major][0].pip
     monkeypatch.setattr(compiler, "bindings_major", lambda: major)
     compiler.compiler_identity()
     with monkeypatch.context() as patch:
@@ -293,14 +449,51 @@ def test_a_wheel_that_is_missing_or_of_another_major_version_is_one_clear_error(
         missing = f"^halves includes cuda_bf16.h, a header of CUDA {major}'s runtime, which is not installed"
         with pytest.raises(CompilerNotFoundError, match=f"{missing}: pip install {pip}$"):
             image_of(HALVES)
-        installed(tmp_path, other, f"{other}.0.1")
-        instead = rf"{includes._RUNTIMES[other][0]} {other}\.0\.1 is installed, which is not for NVRTC {major}"
+        installed(tmp_path, other)
+        path = tmp_path / cuda_headers.WHEELS[other][0].below
+        instead = f"{path} is of another version, which is not for NVRTC {major}"
         with pytest.raises(CompilerNotFoundError, match=rf"{instead}: pip install {pip}$"):
             image_of(HALVES)
-        _, _, below = includes._RUNTIMES[major]
-        installed(tmp_path, major, f"{major}.1.2")
-        assert os.path.join(str(tmp_path), below) == includes._cuda_folder()
+        below = cuda_headers.WHEELS[major][0].below
+        installed(tmp_path, major)
+        assert cuda_headers.folders() == (os.path.join(str(tmp_path), below),)
         first = key_of(HALVES)
         (tmp_path / below / "cuda_fp8.h").write_text("// another version\n")
-        includes._read_of_cuda.cache_clear()
         assert key_of(HALVES) != first
+
+
+@pytest.mark.parametrize(
+    "name, pip",
+    [
+        ("cooperative_groups.h", "runtime"),
+        ("mma.h", "runtime"),
+        ("crt/mma.h", "nvcc|crt"),
+        ("cub/cub.cuh", "cccl"),
+        ("cuda/std/limits", "cccl"),
+        ("nv/target", "cccl"),
+        ("curand_kernel.h", "curand"),
+    ],
+)
+def test_a_header_of_cuda_that_is_missing_names_its_wheel(name, pip, monkeypatch, tmp_path):
+    text = f'#include <{name}>\nextern "C" __global__ void none(const Params p) {{}}'
+    major = compiler.bindings_major()
+    with pytest.raises(ArgumentError, match=f"^none includes {name}, and the simulator cannot compile CUDA's"):
+        image_of(TextSpec(text, "none", FIELDS), SIMULATED)
+    monkeypatch.setattr(compiler, "bindings_major", lambda: major)
+    compiler.compiler_identity()
+    compiler._open()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(CompilerNotFoundError, match=f"^none includes {name}, .*pip install '?nvidia-(cuda-)?({pip})"):
+        image_of(TextSpec(text, "none", FIELDS))
+    wheel = next(wheel for wheel in cuda_headers.WHEELS[major] if re.fullmatch(wheel.headers, name))
+    (tmp_path / wheel.below / name).parent.mkdir(parents=True)
+    (tmp_path / wheel.below / name).write_text("")
+    assert image_of(TextSpec(text, "none", FIELDS)).kind == "cubin"
+
+
+@TARGETS
+@pytest.mark.parametrize("name", ["cstdint", "vector", "stdint.h", "type_traits"])
+def test_a_header_of_the_standard_library_is_said_to_be_one(name, target):
+    text = f'#include <{name}>\nextern "C" __global__ void none(const Params p) {{}}'
+    with pytest.raises(CompileError, match=f"{name} is of the standard library, and .* has none"):
+        image_of(TextSpec(text, "none", FIELDS), target)

@@ -194,11 +194,13 @@ def compile_program(
     exports = "".join(f"\nTRTC_EXPORT({entry}, {most})" for entry, most in entries(symbol, program).items())
     with tempfile.TemporaryDirectory(prefix="transformer_rtc.") as folder:
         file = f"{symbol[:200]}.cu"
-        for name, text in {**headers, **_prelude(), file: f"{program}{exports}\n"}.items():
+        # Apart from headers, which may have any of these names.
+        prelude = {f"simulator/{name}": text for name, text in _prelude().items()}
+        for name, text in {**headers, **prelude, file: f"{program}{exports}\n"}.items():
             os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
             with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
                 out.write(text)
-        flags += [f"-ffile-prefix-map={folder}/=", "-include", "prelude.h", "-I", "."]
+        flags += [f"-ffile-prefix-map={folder}/=", "-include", "simulator/prelude.h", "-I", "."]
         # Two steps: told to link, the compiler would add its sanitizers' libraries.
         steps = [*command, *flags, "-c", "-o", "o", file], [*command, "o", *_LINK_FLAGS, "-o", "so"]
         for step in steps:
