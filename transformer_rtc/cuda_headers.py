@@ -125,4 +125,5 @@ def refuse(symbol: str, name: str, of_cuda: bool) -> str:
                 f"{symbol} includes {name}, a header of {wheel.what}, which is not installed{instead}: pip install "
                 f"{wheel.pip}"
             ) from None
-    return ""
+    # It is there, and was not handed over.
+    return f"{name} is CUDA's; one of CUDA's headers names it by a macro, and those are not followed\n"
