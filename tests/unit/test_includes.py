@@ -335,10 +335,10 @@ def test_a_header_may_have_the_programs_name_and_those_of_the_simulators_texts(t
 @TARGETS
 def test_a_message_names_the_right_one_of_two_headers_of_which_one_name_begins_with_the_other(target, folder):
     (folder / "include/one").write_text('#include "one.h"\n')
-    (folder / "include/one.h").write_text("\nnonsense;\n")
+    (folder / "second/one.h").write_text("\nnonsense;\n")
     with pytest.raises(CompileError) as caught:
         image_of(spec_of(folder, f'#include "one"{NONE}'), target)
-    assert re.search(rf"{folder / 'include/one.h'}[:(]2", caught.value.log)
+    assert re.search(rf"{folder / 'second/one.h'}[:(]2", caught.value.log)
     assert "/nonexistent/" not in caught.value.log.replace("/nonexistent/sums.cu", "")
 
 
