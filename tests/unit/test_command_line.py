@@ -403,7 +403,7 @@ def refused(run: Run, *arguments: str, code: int = 1) -> str:
         (("warmup", "--dtype", "bf16"), 2, "--dtype, --hidden and arguments are those of operators"),
         (("warmup", *WARM, "--architecture", "sm_1"), 2, "--architecture has 'sm_1'; it takes sm_80"),
         (("warmup", *WARM, "--threads", "0"), 2, "--threads is 0; it takes"),
-        (("compile", "dtypes.cu", *COMPILE[2:], "-I", "dtypes"), 2, "dtypes.cu: scale: -I has 'dtypes', which is no "),
+        (("compile", "dtypes.cu", *COMPILE[2:], "-I", "dtypes"), 2, "/dtypes', which is no folder"),
         (("warmup", *WARM, "--argument", "x"), 2, "it takes name=value"),
         (("warmup", *WARM, "--argument", "threads=2"), 2, "--argument has threads"),
         (("warmup", *WARM, "--argument", "weight=big"), 2, "weight is 'big'"),
