@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .arguments import Array, Choice, Dimension, Input, Integer, Output, OutputWanted, Result, RowShape
 from .declaration import Declaration
 from .errors import ArgumentError, shown
@@ -161,8 +163,10 @@ def _is_returned(one: _Made, values: Sequence[Any]) -> bool:
     """Whether a call with these arguments returns an array."""
     if one.asks == _NOBODY:
         return True
-    is_default = values[one.asks] is None and one.beside != _NOBODY
-    return values[one.beside] is not None if is_default else bool(values[one.asks])
+    flag = values[one.asks]
+    if flag is None and one.beside != _NOBODY:
+        return values[one.beside] is not None
+    return isinstance(flag, (bool, np.bool_)) and bool(flag)  # the native call refuses another one
 
 
 # ---- Arrays of any framework -----------------------------------------------------------------------------------------

@@ -117,6 +117,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: softmax(X.astype(np.float64), dim=1), r"softmax: x must be one of .* is float64 \(dim=1: arrays "),
     (lambda: softmax(X, dim=1, scale="1"), "softmax: scale must be a real number; it is of type str$"),
     (lambda: softmax(X, dim=1, return_lse=2), "softmax: return_lse must be True or False; it is 2$"),
+    (lambda: softmax(X, dim=1, return_lse=ones(2)), "softmax: return_lse must be True or False; it is array"),
     (lambda: softmax(ones(1, 2, 0, 3), dim=-2), "softmax: x must have 1 to .* it has 0 "),
     (lambda: rms_norm(by_columns(2, 3, 4), normalized_shape=(3, 4)),
      r"rms_norm: normalized_shape=\(3, 4\): these dimensions of x must lie in memory as one; its strides are "
