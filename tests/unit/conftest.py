@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from fake_driver import fake_driver  # noqa: F401
 from native_calls import check  # noqa: F401
 
-from transformer_rtc import operator, using
+from transformer_rtc import cli, operator, using
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -44,3 +44,17 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(operator, "manager", None)
     with using(bad_values.DEVICE):
         yield
+
+
+@pytest.fixture
+def run(capsys) -> Callable[..., tuple[int, str, str]]:
+    """Return what runs a command for its exit code, what it prints, and its errors."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = cli.main(arguments)
+        except SystemExit as exit:
+            code = exit.code
+        return code, *capsys.readouterr()
+
+    return run
