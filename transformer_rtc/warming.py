@@ -241,8 +241,8 @@ def _requests(
             key: value for key, value in arguments.items() if key in names
         }
         for dtype in kinds:
-            of_all = [] if sizes else [_columns_of_every_length(name, dtype, per_head, margin, given)]
-            found += [request_of(own, dtype, int(size), per_head, margin, given) for size in of_all or sizes]
+            for size in sizes or [_columns_of_every_length(name, dtype, per_head, margin, given)]:
+                found.append(request_of(own, dtype, int(size), per_head, margin, given))
     for name in arguments.keys() - known:
         raise ArgumentError(f"{name} is no argument of these operators{choices(name, sorted(known))}")
     return found
