@@ -68,14 +68,13 @@ class DiskCache:
         uses_companion: bool = False,
     ) -> None:
         self.folder = own_path(folder) if folder is not None else None
-        self.read_only_folder = read_only_folder
         self.max_bytes = max_bytes
         self._lock_seconds = lock_seconds
         self._uses_companion = uses_companion
         self._companion: Companion | None = None
         self._own = None if self.folder is None else Folder(self.folder, private=self.folder != folder)
-        self._read_only = None if read_only_folder is None else Folder(read_only_folder, read_only=True)
-        self._folders = [folder for folder in (self._own, self._read_only) if folder]
+        self.read_only = None if read_only_folder is None else Folder(read_only_folder, read_only=True)
+        self._folders = [folder for folder in (self._own, self.read_only) if folder]
         self._writable = folder is not None
         self._bytes_until_prune = 0
 
@@ -277,11 +276,10 @@ class DiskCache:
         self._write(name, data)
         return name, True
 
-    def refusal(self, read_only: bool = False) -> str | None:
-        """Return why a folder is not used, as others could have put there what would run; None: they could not."""
-        folder = self._read_only if read_only else self._own
+    def refusal(self) -> str | None:
+        """Return why the folder is not used, as others could have put there what would run; None: they could not."""
         try:
-            return folder.refusal() if folder else None
+            return self._own.refusal() if self._own else None
         except OSError:
             return None
 
@@ -289,41 +287,20 @@ class DiskCache:
         """Return the names of the entries' files."""
         return sorted(name for _, _, name in self._files(ENTRY_NAME))
 
-    def read(self, name: str, read_only: bool = False) -> bytes | None:
+    def read(self, name: str) -> bytes | None:
         """Return an entry's file; None where there is none, it is damaged, or it lies under another's name."""
-        folder = self._read_only if read_only else self._own
-        read = folder.read(name) if folder else None
-        parsed = parse_entry(read[0]) if read else None
-        return read[0] if read and parsed and name_of(parsed[0]["stem"], parsed[0]["key"]) == name else None
+        return self._own.read_entry(name) if self._own else None
 
-    def _files(self, pattern: str, read_only: bool = False) -> list[tuple[float, int, str]]:
-        """Return when each file was last used, its bytes and its name; the oldest first."""
-        found = []
-        try:
-            with os.scandir((self.read_only_folder if read_only else self.folder) or "/nonexistent") as files:
-                for file in files:
-                    if re.fullmatch(pattern, file.name):
-                        with contextlib.suppress(OSError):  # deleted meanwhile
-                            if file.is_file(follow_symlinks=False):
-                                status = file.stat(follow_symlinks=False)
-                                found.append((status.st_mtime, status.st_size, file.name))
-        except OSError:
-            return []
-        return sorted(found)
+    def _files(self, pattern: str) -> list[tuple[float, int, str]]:
+        return self._own.files(pattern) if self._own else []
 
-    def size(self, read_only: bool = False) -> tuple[int, int]:
-        """Return how many entries there are in the folder, or in the one that is only read, and their bytes."""
-        sizes = [size for _, size, _ in self._files(ENTRY_NAME, read_only)]
-        return len(sizes), sum(sizes)
+    def size(self) -> tuple[int, int]:
+        """Return how many entries there are in the folder, and their bytes."""
+        return self._own.size() if self._own else (0, 0)
 
-    def entries(self, read_only: bool = False) -> list[Entry]:
-        """Return every entry of the folder, or of the one that is only read, by its name, checked."""
-        found = []
-        for used, size, name in self._files(ENTRY_NAME, read_only):
-            data = self.read(name, read_only)
-            parsed = parse_entry(data) if data else None
-            found.append(Entry(name, size, used, parsed[0] if parsed else None))
-        return sorted(found, key=lambda entry: entry.name)
+    def entries(self) -> list[Entry]:
+        """Return every entry of the folder by its name, checked."""
+        return self._own.entries() if self._own else []
 
     def remove(self, name: str) -> bool:
         """Delete an entry's file. Whoever reads it reads on. Returns whether it could be deleted."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import warnings
 
-from .cache_entry import name_start
+from .cache_entry import ENTRY_NAME, Entry, name_of, name_start, parse_entry
 
 __all__ = ["ADVICE", "Folder", "distrust", "make_folders", "own_path"]
 
@@ -155,3 +156,38 @@ class Folder:
             return []
         start = name_start(stem)
         return [name for name in names if name.startswith(start) and len(name) == len(start) + 24]
+
+    def read_entry(self, name: str) -> bytes | None:
+        """Return an entry's file; None where there is none, it is damaged, or it lies under another's name."""
+        read = self.read(name)
+        parsed = parse_entry(read[0]) if read else None
+        return read[0] if read and parsed and name_of(parsed[0]["stem"], parsed[0]["key"]) == name else None
+
+    def files(self, pattern: str) -> list[tuple[float, int, str]]:
+        """Return when each file was last used, its bytes and its name; the oldest first."""
+        found = []
+        try:
+            with os.scandir(self.path) as files:
+                for file in files:
+                    if re.fullmatch(pattern, file.name):
+                        with contextlib.suppress(OSError):  # deleted meanwhile
+                            if file.is_file(follow_symlinks=False):
+                                status = file.stat(follow_symlinks=False)
+                                found.append((status.st_mtime, status.st_size, file.name))
+        except OSError:
+            return []
+        return sorted(found)
+
+    def size(self) -> tuple[int, int]:
+        """Return how many entries there are, and their bytes."""
+        sizes = [size for _, size, _ in self.files(ENTRY_NAME)]
+        return len(sizes), sum(sizes)
+
+    def entries(self) -> list[Entry]:
+        """Return every entry by its name, checked."""
+        found = []
+        for used, size, name in self.files(ENTRY_NAME):
+            data = self.read_entry(name)
+            parsed = parse_entry(data) if data else None
+            found.append(Entry(name, size, used, parsed[0] if parsed else None))
+        return sorted(found, key=lambda entry: entry.name)

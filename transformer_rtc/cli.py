@@ -190,9 +190,9 @@ def _list(arguments: argparse.Namespace) -> int:
     cache = _readable_cache_of(arguments)
     found, told = _listed(cache.folder, cache.entries())
     found["read_only"] = None
-    if cache.read_only_folder is not None:
-        reason = cache.refusal(read_only=True) or ("" if os.path.isdir(cache.read_only_folder) else "it is not there")
-        found["read_only"], more = _listed(cache.read_only_folder, [] if reason else cache.entries(read_only=True))
+    if folder := cache.read_only:
+        reason = folder.refusal() if os.path.isdir(folder.path) else "it is not there"
+        found["read_only"], more = _listed(folder.path, [] if reason else folder.entries())
         told += [*more[:-1], f"{more[-1]}, which is only read" + (f" and is not used: {reason}" if reason else "")]
     emit(arguments, found, told)
     return 0

@@ -142,7 +142,8 @@ def _companion(gpus: int, notes: list[str]) -> dict[str, Any] | None:
 
 def _cache(missing: list[str]) -> dict[str, Any]:
     cache = manager.cache
-    found: dict[str, Any] = {"folder": cache.folder, "read_only_folder": cache.read_only_folder}
+    read_only = cache.read_only
+    found: dict[str, Any] = {"folder": cache.folder, "read_only_folder": read_only.path if read_only else None}
     if cache.folder is not None:
         found["entries"], found["bytes"] = cache.size()
         found["max_bytes"] = cache.max_bytes
@@ -157,14 +158,14 @@ def _cache(missing: list[str]) -> dict[str, Any]:
             )
         elif not os.path.isdir(existing) or not os.access(existing, os.W_OK):
             missing.append(f"a cache: {existing} cannot be written; set TRANSFORMER_RTC_CACHE_DIR to a folder that can")
-    if cache.read_only_folder is not None:
-        found["read_only_entries"], found["read_only_bytes"] = cache.size(read_only=True)
-        if not os.path.isdir(cache.read_only_folder):
-            missing.append(f"the read-only cache: there is no folder {cache.read_only_folder}")
-        elif reason := cache.refusal(read_only=True):
+    if read_only:
+        found["read_only_entries"], found["read_only_bytes"] = read_only.size()
+        if not os.path.isdir(read_only.path):
+            missing.append(f"the read-only cache: there is no folder {read_only.path}")
+        elif reason := read_only.refusal():
             missing.append(
-                f"the read-only cache: {cache.read_only_folder} is not used, as what is in it would run as this user's "
-                f"code: {reason}"
+                f"the read-only cache: {read_only.path} is not used, as what is in it would run as this user's code: "
+                f"{reason}"
             )
     return found
 

@@ -127,7 +127,8 @@ class Lookup:
 
     def miss(self, spec: KernelSpec, target: Target, key: str) -> tuple[str, str]:
         """Return where a kernel is missing and under which key, and why in a few words: what is there instead."""
-        folders = {"the cache": self.cache.folder, "the read-only cache": self.cache.read_only_folder}
+        shipped = self.cache.read_only
+        folders = {"the cache": self.cache.folder, "the read-only cache": shipped.path if shipped else None}
         where = " and ".join(f"{name} {folder}" for name, folder in folders.items() if folder is not None)
         told = f"{spec.symbol} for {target} is not in {where or 'a cache, as there is none,'} under the key {key}"
         about = self.cache.abouts(f"{spec.symbol}.{target}")
