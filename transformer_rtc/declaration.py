@@ -7,7 +7,9 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .arguments import (
     Argument,
@@ -22,6 +24,7 @@ from .arguments import (
     Selector,
     Shape,
     Size,
+    Update,
     size_of,
 )
 from .errors import ArgumentError
@@ -29,8 +32,10 @@ from .request import Family, Request
 
 __all__ = [
     "MOST_COLUMNS",
+    "NOBODY",
     "Declaration",
     "Gradient",
+    "Made",
     "check_request",
     "columns_of",
     "declaration_of",
@@ -38,6 +43,9 @@ __all__ = [
     "declare",
     "operator_names",
 ]
+
+# Where there is no such argument.
+NOBODY = -1
 
 # The most columns of a row.
 MOST_COLUMNS = 1 << 30
@@ -77,6 +85,41 @@ class Gradient(NamedTuple):
     gives: Mapping[str, tuple[str, ...]]
     only_for: Mapping[str, str] = MappingProxyType({})
     passes: Mapping[str, str] = MappingProxyType({})
+
+
+class Made(NamedTuple):
+    """Something that a call returns or changes. Numbers are those of arguments, in the order of the declaration.
+
+    Attributes
+    ----------
+    array : Output, Update or Result
+        What it is.
+    at : int
+        Its own.
+    asks : int
+        The argument that says whether it is there; `NOBODY`: it always is.
+    with_array : int
+        The array beside which it is there by default, if it is a result.
+    dtype : int
+        The argument that says its data type, or `NOBODY`.
+    """
+
+    array: Output | Update | Result
+    at: int
+    asks: int
+    with_array: int
+    dtype: int
+
+    def is_wanted(self, values: Sequence[Any]) -> bool:
+        """Whether a call asks for it, of all arguments in the order of the declaration."""
+        if self.asks == NOBODY:
+            return True
+        if isinstance(self.array, Update):
+            return values[self.at] is not None
+        flag = values[self.asks]
+        if flag is None and self.with_array != NOBODY:
+            return values[self.with_array] is not None
+        return isinstance(flag, (bool, np.bool_)) and bool(flag)  # the native call refuses another one
 
 
 @dataclass(eq=False, repr=False)
@@ -202,6 +245,20 @@ class Declaration:
     def about(self, kind: type[OutputDType] | type[OutputWanted], array: str) -> Argument | None:
         """Return the argument that says an output's data type, or whether it is wanted."""
         return next((one for one in self.arguments if isinstance(one, kind) and array in one.of), None)
+
+    @cached_property
+    def made(self) -> tuple[Made, ...]:
+        """The outputs, updates and results."""
+        number = {argument.name: at for at, argument in enumerate(self.arguments)}
+        made = []
+        for at, array in enumerate(self.arguments):
+            if not isinstance(array, (Output, Update, Result)):
+                continue
+            wanted, dtype = self.about(OutputWanted, array.name), self.about(OutputDType, array.name)
+            asks = number[wanted.name] if wanted else NOBODY if isinstance(array, Output) else at
+            beside = number[array.wanted_with] if isinstance(array, Result) and array.wanted_with else NOBODY
+            made.append(Made(array, at, asks, beside, number[dtype.name] if dtype else NOBODY))
+        return tuple(made)
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[Shape, ...]]:

@@ -12,9 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from .arguments import Array, Choice, Dimension, Input, Integer, Output, OutputWanted, Result, RowShape
+from .arguments import Array, Choice, Dimension, Input, Integer, Output, RowShape, Update
 from .declaration import Declaration
 from .errors import ArgumentError, shown
 
@@ -22,8 +20,6 @@ __all__ = ["LAST", "strides_left", "viewed"]
 
 # The default of a dimension. Public functions compare by identity: what is not the default is looked at closely.
 LAST = -1
-# Where there is no such argument.
-_NOBODY = -1
 
 # What an array has: rows, a number for each row, what is broadcast to rows, a row, one element, or something else.
 _ROWS, _NUMBERS, _BROADCAST, _ROW, _ELEMENT, _OTHER = range(6)
@@ -39,16 +35,6 @@ class _Given(NamedTuple):
     keyword: str
     role: int
     written: bool
-
-
-class _Made(NamedTuple):
-    """An array that a call may return. Numbers are those of arguments, or `_NOBODY`."""
-
-    at: int
-    role: int
-    is_output: bool
-    asks: int  # what says whether it is returned
-    beside: int  # the array beside which it is returned by default
 
 
 class _Asked(NamedTuple):
@@ -79,16 +65,6 @@ def _given(declaration: Declaration, roles: tuple[int, ...]) -> Iterator[_Given]
             yield _Given(at, argument.keyword, role, isinstance(argument, Output))
 
 
-def _made(declaration: Declaration) -> Iterator[_Made]:
-    number = {argument.name: at for at, argument in enumerate(declaration.arguments)} | {"": _NOBODY}
-    for at, argument in enumerate(declaration.arguments):
-        if isinstance(argument, Output):
-            wanted = declaration.about(OutputWanted, argument.name)
-            yield _Made(at, _role(declaration, argument), True, number[wanted.name if wanted else ""], _NOBODY)
-        elif isinstance(argument, Result):
-            yield _Made(at, _role(declaration, argument), False, at, number[argument.wanted_with])
-
-
 def _refused(declaration: Declaration, roles: tuple[int, ...]) -> Iterator[tuple[int, str]]:
     """Yield what gives dimensions before the last one a meaning: there is none where rows are others."""
     for at, argument in enumerate(declaration.arguments):
@@ -115,7 +91,10 @@ def viewed(declaration: Declaration, call: Callable[..., Any]) -> Callable[..., 
     # Dynamo traces `run`: it holds nothing but tuples of numbers and names, and functions.
     name, keyword, first = declaration.name, declaration.selector.keyword, declaration.arrays[0].keyword
     roles, read, view, back, seen = _KINDS[type(declaration.selector)]
-    arrays, made = tuple(_given(declaration, roles)), tuple(_made(declaration))
+    arrays = tuple(_given(declaration, roles))
+    returned = tuple(
+        (one, _role(declaration, one.array)) for one in declaration.made if not isinstance(one.array, Update)
+    )
     refused = tuple(_refused(declaration, roles))
     prefixes = tuple(f"{name}: {one.keyword} " for one in arrays)
 
@@ -138,7 +117,7 @@ def viewed(declaration: Declaration, call: Callable[..., Any]) -> Callable[..., 
                 raise ArgumentError(f"{name}: {other} needs rows in the last dimension; {keyword} is {shown(selected)}")
         given = [one for one in arrays if values[one.at] is not None]
         try:
-            several = sum(_is_returned(each, values) for each in made) > 1
+            several = sum(one.is_wanted(values) for one, _ in returned) > 1
             views = view(_Asked(name, keyword, selected, several), place, given, values)
         except RuntimeError as error:  # of a tensor without strides
             raise ArgumentError(f"{name}: {keyword}={shown(selected)}: an array has no such view: {error}") from error
@@ -150,23 +129,13 @@ def viewed(declaration: Declaration, call: Callable[..., Any]) -> Callable[..., 
             raise ArgumentError(f"{error} ({keyword}={shown(selected)}: arrays are seen with {seen})") from None
         found = result if isinstance(result, tuple) else (result,)
         shaped: list[Any] = []
-        for each in made:
-            if _is_returned(each, values):
-                own = each.is_output and values[each.at] is not None
-                shaped.append(values[each.at] if own else back(place, each.role, found[len(shaped)]))
+        for made, role in returned:
+            if made.is_wanted(values):
+                own = isinstance(made.array, Output) and values[made.at] is not None
+                shaped.append(values[made.at] if own else back(place, role, found[len(shaped)]))
         return tuple(shaped) if isinstance(result, tuple) else shaped[0]
 
     return run
-
-
-def _is_returned(one: _Made, values: Sequence[Any]) -> bool:
-    """Whether a call with these arguments returns an array."""
-    if one.asks == _NOBODY:
-        return True
-    flag = values[one.asks]
-    if flag is None and one.beside != _NOBODY:
-        return values[one.beside] is not None
-    return isinstance(flag, (bool, np.bool_)) and bool(flag)  # the native call refuses another one
 
 
 # ---- Arrays of any framework -----------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _native, select
-from ..arguments import Array, Input, Output, OutputDType, OutputWanted, Result, Stream, Update
+from ..arguments import Array, Input, Output, OutputDType, Result, Stream, Update
 from ..arrays import dtype_id
-from ..declaration import Declaration, declaration_of
+from ..declaration import NOBODY, Declaration, declaration_of
 from ..errors import ArgumentError
 from ..spec import BFLOAT16, FLOAT16, FLOAT32
 
@@ -21,7 +21,6 @@ __all__ = ["recorded", "recorded_natively"]
 
 # Of outputs that have a gradient.
 _FLOATS = (FLOAT32.id, FLOAT16.id, BFLOAT16.id)
-_NOBODY = -1
 # The type of what is left out, and those of numbers, flags and words that are nothing else.
 _NUMBERS = frozenset((float, int, bool, str, type(None)))
 _ABSENT = frozenset((type(None),))
@@ -156,7 +155,7 @@ def _saved(declaration: Declaration) -> list[_Saved]:
     at = {place.argument.name: place.at for place in inputs}
     number = {place.argument.name: number for number, place in enumerate(inputs)}
     return [
-        _Saved(of, at.get(of, _NOBODY), number.get(gradient.only_for.get(name, ""), _NOBODY))
+        _Saved(of, at.get(of, NOBODY), number.get(gradient.only_for.get(name, ""), NOBODY))
         for name, of in gradient.takes.items()
     ]
 
@@ -289,10 +288,10 @@ class _Forward:
 
     def steps(self, needs: tuple[bool, ...], values: tuple[Any, ...]) -> _Steps:
         """Return what to do in calls whose inputs and results are wanted so."""
-        saved = [one for one in self._saved if one.only_for == _NOBODY or needs[one.only_for]]
+        saved = [one for one in self._saved if one.only_for == NOBODY or needs[one.only_for]]
         if not any(needs[number] for whose in self._gives for number in whose):
             saved = []  # what is left is the gradient of an output, as it is
-        asked = {one.name for one in saved if one.input_at == _NOBODY}
+        asked = {one.name for one in saved if one.input_at == NOBODY}
         made: list[str] = []  # in the order in which the call returns them
         ask, show, statistics = [], [], []
         for array, at in self._returned:
@@ -307,15 +306,15 @@ class _Forward:
                 is_sum = array.name in self._summed and not any(needs[number] for number in self._gives[0])
                 statistics += [len(made)] if is_result or is_sum else []
             made.append(array.name)
-        save = [(True, made.index(one.name)) if one.input_at == _NOBODY else (False, one.input_at) for one in saved]
+        save = [(True, made.index(one.name)) if one.input_at == NOBODY else (False, one.input_at) for one in saved]
         return _Steps(ask, show, statistics, save, [at for number, (_, at) in enumerate(self._inputs) if needs[number]])
 
 
 class _Gives(NamedTuple):
     """Something that the backward returns."""
 
-    asks: int  # the argument that says whether it is wanted, or `_NOBODY`: it is always there
-    dtype: int  # the argument that says its data type, or `_NOBODY`
+    asks: int  # the argument that says whether it is wanted, or `NOBODY`: it is always there
+    dtype: int  # the argument that says its data type, or `NOBODY`
     inputs: list[int]  # the numbers of the forward's inputs that it is the gradient of
 
 
@@ -349,12 +348,10 @@ class _Backward:
             (returned.index(output), own[array]) for output, array in gradient.of.items()
         )
         self._gives = []
-        for array, at in _places(backward, Output, Result):
-            wanted = backward.about(OutputWanted, array.name)
-            dtype = backward.about(OutputDType, array.name)
-            asks = at if isinstance(array, Result) else own[wanted.name] if wanted else _NOBODY
-            whose = [of[name] for name in gradient.gives[array.name]]
-            self._gives.append(_Gives(asks, own[dtype.name] if dtype else _NOBODY, whose))
+        for made in backward.made:
+            if not isinstance(made.array, Update):
+                whose = [of[name] for name in gradient.gives[made.array.name]]
+                self._gives.append(_Gives(made.asks, made.dtype, whose))
         self._passes = [(of[name], returned.index(output)) for name, output in gradient.passes.items()]
         self._steps: dict[tuple[Any, ...], _BackwardSteps] = {}
 
@@ -397,16 +394,16 @@ class _Backward:
             used = [output for output, _ in self._others if given[output]]
             passes += [(at, output, of[at]) for output in used for at in self._gives[0].inputs if at in of]
             return _BackwardSteps(passes, None, [], [], [])
-        wanted = [one for one in self._gives if one.asks == _NOBODY or any(at in of for at in one.inputs)]
+        wanted = [one for one in self._gives if one.asks == NOBODY or any(at in of for at in one.inputs)]
         if not any(at in of for one in wanted for at in one.inputs):
             return _BackwardSteps(passes, None, [], [], [])
         values = list(self._defaults)
         for one in self._gives:
-            if one.asks != _NOBODY:
+            if one.asks != NOBODY:
                 values[one.asks] = one in wanted
         kinds: dict[int, set[Any]] = {}
         for one in wanted:
-            if one.dtype != _NOBODY:
+            if one.dtype != NOBODY:
                 kinds.setdefault(one.dtype, set()).update(of[at] for at in one.inputs if at in of)
         for at, several in kinds.items():
             # Gradients of several types are rounded once each, from float32.
@@ -414,7 +411,7 @@ class _Backward:
         return _BackwardSteps(
             passes,
             values,
-            [at for at, saved in self._saved if saved.only_for == _NOBODY or needs[saved.only_for]],
+            [at for at, saved in self._saved if saved.only_for == NOBODY or needs[saved.only_for]],
             [(at, output) for output, at in ((self._first, self._first_at), *self._others) if given[output]],
             [(at, number, of[at]) for number, one in enumerate(wanted) for at in one.inputs if at in of],
         )

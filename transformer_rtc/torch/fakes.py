@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ..arguments import Array, Input, Output, Result, Shape, Update
-from ..declaration import Declaration
+from ..declaration import NOBODY, Declaration, Made
 from ..errors import ArgumentError
 from ..spec import DType
-from .schema import NOBODY, Made, Schema
+from .schema import Schema
 
 __all__ = ["Shapes", "absent", "broadcast_shape", "check_devices", "fake_of", "torch_dtype"]
 

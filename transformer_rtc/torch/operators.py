@@ -19,12 +19,12 @@ from torch.library import Library
 
 from ..arguments import Input, Integer, Output, OutputDType, Real, Stream, Update
 from ..arrays import dtype_id
-from ..declaration import declarations
+from ..declaration import NOBODY, declarations
 from ..errors import ArgumentError
 from ..spec import DTYPES
 from .autograd import recorded
 from .fakes import absent, check_devices, fake_of, torch_dtype
-from .schema import NOBODY, Schema, schema_of
+from .schema import Schema, schema_of
 from .transforms import batched
 
 __all__ = ["define", "dispatched", "dtype_of", "overload"]

@@ -14,10 +14,10 @@ from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
 from ..arguments import Array, Choice, Input, Result, Update
-from ..declaration import declarations
+from ..declaration import Made, declarations
 from .fakes import Shapes, broadcast_shape
 from .operators import overload
-from .schema import Made, Schema, schema_of
+from .schema import Schema, schema_of
 
 __all__ = ["register"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..arguments import Array, Input, Update
-from ..declaration import Declaration
+from ..declaration import Declaration, Made
 from ..views import strides_left
-from .schema import Made, Schema
+from .schema import Schema
 
 __all__ = ["batched"]
 
