@@ -350,9 +350,19 @@ def _back_shape(shape: tuple[int, ...], role: int, array: Any) -> Any:
     return array.reshape((*array.shape[:-1], *shape))
 
 
-# Of each kind of argument: which arrays are viewed beside those of one element, how the argument is read, how arrays
-# are viewed and results are viewed back, and what messages say of it.
-_KINDS: dict[type, tuple[tuple[int, ...], Callable[..., Any], Callable[..., Any], Callable[..., Any], str]] = {
-    Dimension: ((_ROWS, _NUMBERS, _BROADCAST), _read_dimension, _view_dimension, _back_dimension, "it as the last one"),
-    RowShape: ((_ROWS, _NUMBERS, _ROW), _read_shape, _view_shape, _back_shape, "these dimensions as one"),
+class _Kind(NamedTuple):
+    """A kind of argument that says which dimensions are a row."""
+
+    roles: tuple[int, ...]  # the arrays that are viewed beside those of one element
+    read: Callable[..., Any]
+    view: Callable[..., list[Any]]
+    view_back: Callable[..., Any]
+    words: str  # what messages say of the views
+
+
+_KINDS: dict[type, _Kind] = {
+    Dimension: _Kind(
+        (_ROWS, _NUMBERS, _BROADCAST), _read_dimension, _view_dimension, _back_dimension, "it as the last one"
+    ),
+    RowShape: _Kind((_ROWS, _NUMBERS, _ROW), _read_shape, _view_shape, _back_shape, "these dimensions as one"),
 }
